@@ -1,0 +1,85 @@
+"""What one forward reads: the batch as device tensors, and its static shape.
+
+Letters: T tokens (padded), N batch rows (padded), K block-table columns, L logits rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, order=True, slots=True, kw_only=True)
+class BatchDimensions:
+    """How much one forward carries.
+
+    Sorts by tokens first, so in a sorted list of captured graphs the first one
+    that fits is the one that wastes the fewest tokens on padding (I49).
+    """
+
+    num_tokens: int
+    """Query tokens of all rows together; at least one for each row."""
+    num_prefill: int
+    """Rows still reading their prompt."""
+    num_decode: int
+    """Rows adding one token each."""
+
+    @property
+    def num_rows(self) -> int:
+        """Batch rows, decode and prefill."""
+        return self.num_prefill + self.num_decode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchShape:
+    """The Python integers a forward may branch on. Everything else is tensors, so a trace stays valid.
+
+    Batch rows come decode first, then prefill. Decode row i has exactly one token, at token index i.
+    """
+
+    num_tokens: int
+    """T."""
+    num_decode: int
+    """Batch rows [0, num_decode) are decode rows."""
+    num_prefill: int
+    """Batch rows [num_decode, N) are prefill rows."""
+    max_query_len: int
+    """Upper bound of the query tokens of a prefill row; 0 without prefill rows."""
+    num_kv_blocks: int
+    """K: upper bound of the blocks any row of this batch reads."""
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return self.num_decode + self.num_prefill
+
+
+class ForwardBatch(NamedTuple):
+    """Inputs of one base forward, all int64 on the compute device unless said otherwise.
+
+    Padding tokens belong to the last rows, have position 0 and write to the dummy block;
+    padding rows read the dummy block with kv_len 1 (decode) or their padding tokens (prefill).
+    """
+
+    token_ids_T: Tensor
+    """[T] input ids."""
+    positions_T: Tensor
+    """[T] position in the sequence, from 0."""
+    row_T: Tensor
+    """[T] batch row of each token."""
+    slots_T: Tensor
+    """[T] where the token's cache entry goes: block id * block_size + offset."""
+    block_table_NK: Tensor
+    """[N, K] block ids; entries past a row's length name the dummy block."""
+    query_start_N: Tensor
+    """[N] token index of the row's first query token."""
+    query_len_N: Tensor
+    """[N] query tokens of the row."""
+    kv_len_N: Tensor
+    """[N] cached tokens of the row, this forward's included."""
+    logits_idx_L: Tensor
+    """[L] token index whose hidden state becomes logits row l."""
+    shape: BatchShape
+    """Static integers."""

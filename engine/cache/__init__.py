@@ -1,0 +1,1 @@
+"""Memory that outlives a step: KV blocks now, prefix and state caches later."""

@@ -1,0 +1,206 @@
+"""Per-row state on the device: block tables, sampling parameters, the newest token, penalty counts.
+
+    R + 1 rows; row R is the dummy row that padding uses.   C = blocks a row, V = vocabulary, K = ids of the widest row
+        block_table    [R+1, C]  int32    the dummy block past a row's length
+        ints           [R+1, 5]  int64    last_token, position, seed, top_k, min_tokens
+        floats         [R+1, 6]  float32  temperature, top_p, min_p, presence, frequency, repetition
+        stop_ids       [R+1, K]  int64    banned before min_tokens; V where unused      (made when first needed)
+        bias_ids       [R+1, K]  int64    V where unused                                (made when first needed)
+        bias_values    [R+1, K]  float32                                                (made when first needed)
+        output_counts  [R+1, V]  int32    generated tokens                              (made when first needed)
+        prompt_mask    [R+1, V]  bool     tokens of the prompt                          (made when first needed)
+
+Rows are written when a request gets its row and otherwise only by the sampler (last_token, position, output_counts)
+and by moves. All methods but the constructor run inside launched work, in stream order, and wait for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.device import Device
+from engine.request import GREEDY_TEMPERATURE, Request, SamplingParams
+from engine.sampling.base import SamplingNeeds, SamplingRows
+
+LAST_TOKEN, POSITION, SEED, TOP_K, MIN_TOKENS = range(5)
+TEMPERATURE, TOP_P, MIN_P, PRESENCE, FREQUENCY, REPETITION = range(6)
+NUM_INTS, NUM_FLOATS = 5, 6
+
+
+def row_ints(request: Request) -> tuple[int, ...]:
+    """A new row's ``ints``; the random stream goes on where the request's output stands."""
+    params = request.params
+    top_k = 0 if params.top_k < 0 else params.top_k
+    return (0, len(request.output_ids), _signed(request.seed), top_k, params.min_tokens)
+
+
+def row_floats(params: SamplingParams) -> tuple[float, ...]:
+    """A new row's ``floats``."""
+    temperature = 0.0 if params.temperature < GREEDY_TEMPERATURE else params.temperature
+    return (
+        temperature,
+        params.top_p,
+        params.min_p,
+        params.presence_penalty,
+        params.frequency_penalty,
+        params.repetition_penalty,
+    )
+
+
+def _signed(seed: int) -> int:
+    """The int64 with the same 64 bits."""
+    seed &= (1 << 64) - 1
+    return seed - (1 << 64) if seed >= 1 << 63 else seed
+
+
+@dataclass(slots=True)
+class WideRows:
+    """Columns of new rows that do not fit the slab, staged in fresh host tensors; None where no row has them."""
+
+    rows: Tensor
+    """[n] int64 table rows."""
+    stop_ids: Tensor | None = None
+    bias_ids: Tensor | None = None
+    bias_values: Tensor | None = None
+    prompt_mask: Tensor | None = None
+    output_counts: Tensor | None = None
+
+
+class DeviceColumns:
+    """See the module's text for the map."""
+
+    def __init__(
+        self, device: Device, *, max_requests: int, max_blocks: int, dummy_block: int, vocab_size: int
+    ) -> None:
+        self._device = device
+        self.dummy_row = max_requests
+        self.dummy_block = dummy_block
+        self.vocab_size = vocab_size
+        self.block_table = device.zeros((max_requests + 1, max_blocks), torch.int32)
+        self.block_table.fill_(dummy_block)
+        self.ints = device.zeros((max_requests + 1, NUM_INTS), torch.int64)
+        self.floats = device.zeros((max_requests + 1, NUM_FLOATS), torch.float32)
+        self.stop_ids: Tensor | None = None
+        self.bias_ids: Tensor | None = None
+        self.bias_values: Tensor | None = None
+        self.output_counts: Tensor | None = None
+        self.prompt_mask: Tensor | None = None
+
+    @property
+    def last_token(self) -> Tensor:
+        """[R+1] int64, the newest sampled token of each row; the next forward's input."""
+        return self.ints[:, LAST_TOKEN]
+
+    def stage_wide(self, requests: Sequence[Request], rows: Sequence[int], eos: Sequence[int]) -> WideRows:
+        """Host tensors for the wide columns of new rows; called on the host in ``prepare``."""
+        staged = WideRows(torch.tensor(list(rows), dtype=torch.int64))
+        params = [request.params for request in requests]
+        if any(p.min_tokens > 0 for p in params):
+            staged.stop_ids = self._padded([banned_ids(p, eos) if p.min_tokens else () for p in params])
+        if any(p.logit_bias for p in params):
+            staged.bias_ids = self._padded([tuple(p.logit_bias or ()) for p in params])
+            values = torch.zeros(staged.bias_ids.shape, dtype=torch.float32)
+            for i, p in enumerate(params):
+                bias = list((p.logit_bias or {}).values())
+                values[i, : len(bias)] = torch.tensor(bias)
+            staged.bias_values = values
+        if any(p.has_penalties for p in params):
+            staged.prompt_mask, staged.output_counts = self._histories(requests)
+        return staged
+
+    def _padded(self, ids: Sequence[Sequence[int]]) -> Tensor:
+        padded = np.full((len(ids), max(1, max(map(len, ids)))), self.vocab_size, dtype=np.int64)
+        for i, row in enumerate(ids):
+            padded[i, : len(row)] = row
+        return torch.from_numpy(padded)
+
+    def _histories(self, requests: Sequence[Request]) -> tuple[Tensor, Tensor]:
+        mask = np.zeros((len(requests), self.vocab_size), dtype=np.bool_)
+        counts = np.zeros((len(requests), self.vocab_size), dtype=np.int32)
+        for i, request in enumerate(requests):
+            mask[i, list(request.prompt_ids)] = True
+            np.add.at(counts[i], np.asarray(request.output_ids, dtype=np.int64), 1)
+        return torch.from_numpy(mask), torch.from_numpy(counts)
+
+    def write_rows(self, rows: Tensor, ints: Tensor, floats: Tensor, wide: WideRows) -> None:
+        """Start ``rows`` [n]: parameters set, block table all dummy, no history."""
+        self.ints.index_copy_(0, rows, ints)
+        self.floats.index_copy_(0, rows, floats)
+        self.block_table.index_fill_(0, rows, self.dummy_block)
+        self.stop_ids = self._write_wide(self.stop_ids, rows, wide.stop_ids, self.vocab_size, torch.int64)
+        self.bias_ids = self._write_wide(self.bias_ids, rows, wide.bias_ids, self.vocab_size, torch.int64)
+        self.bias_values = self._write_wide(self.bias_values, rows, wide.bias_values, 0, torch.float32)
+        self.output_counts = self._write_wide(self.output_counts, rows, wide.output_counts, 0, torch.int32)
+        self.prompt_mask = self._write_wide(self.prompt_mask, rows, wide.prompt_mask, 0, torch.bool)
+
+    def _write_wide(
+        self, column: Tensor | None, rows: Tensor, values: Tensor | None, empty: int, dtype: torch.dtype
+    ) -> Tensor | None:
+        if column is None and values is None:
+            return None
+        width = max(column.shape[1] if column is not None else 0, values.shape[1] if values is not None else 0)
+        if column is None or column.shape[1] < width:
+            grown = torch.full((self.dummy_row + 1, width), empty, dtype=dtype, device=self._device.torch_device)
+            if column is not None:
+                grown[:, : column.shape[1]] = column
+            column = grown
+        column.index_fill_(0, rows, empty)
+        if values is not None:
+            column[:, : values.shape[1]].index_copy_(0, rows, values.to(column.device, non_blocking=True))
+        return column
+
+    def add_blocks(self, rows: Tensor, cols: Tensor, blocks: Tensor) -> None:
+        """Enter new blocks: ``block_table[rows[i], cols[i]] = blocks[i]``; int64, int64, int32, all [m]."""
+        self.block_table.index_put_((rows, cols), blocks)
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Row ``source[i]`` goes to ``target[i]`` in every column; int64 [m], the sets are disjoint."""
+        for column in (
+            self.block_table,
+            self.ints,
+            self.floats,
+            self.stop_ids,
+            self.bias_ids,
+            self.bias_values,
+            self.output_counts,
+            self.prompt_mask,
+        ):
+            if column is not None:
+                column.index_copy_(0, target, column.index_select(0, source))
+
+    def sampling_rows(self, first: int, end: int, needs: SamplingNeeds) -> SamplingRows:
+        """What the sampler reads of rows ``[first, end)``: views, wide columns only where ``needs`` says so."""
+        ints, floats = self.ints[first:end], self.floats[first:end]
+
+        def wide(column: Tensor | None, needed: bool) -> Tensor | None:
+            return column[first:end] if needed and column is not None else None
+
+        return SamplingRows(
+            temperature=floats[:, TEMPERATURE],
+            top_k=ints[:, TOP_K],
+            top_p=floats[:, TOP_P],
+            min_p=floats[:, MIN_P],
+            seed=ints[:, SEED],
+            position=ints[:, POSITION],
+            min_tokens=ints[:, MIN_TOKENS],
+            presence=floats[:, PRESENCE],
+            frequency=floats[:, FREQUENCY],
+            repetition=floats[:, REPETITION],
+            stop_ids=wide(self.stop_ids, needs.min_tokens),
+            bias_ids=wide(self.bias_ids, needs.bias),
+            bias_values=wide(self.bias_values, needs.bias),
+            output_counts=wide(self.output_counts, needs.penalties),
+            prompt_mask=wide(self.prompt_mask, needs.penalties),
+        )
+
+
+def banned_ids(params: SamplingParams, eos: Sequence[int]) -> tuple[int, ...]:
+    """The ids that end a request, which ``min_tokens`` forbids: the set masked is the set that ends."""
+    ends = () if params.ignore_eos else tuple(eos)
+    return tuple(dict.fromkeys(ends + tuple(params.stop_token_ids or ())))
+

@@ -1,0 +1,239 @@
+"""What an engine is built with. API, command line and configuration files share these fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from engine.errors import ConfigError, NotAvailableError
+
+Mode = Literal["async", "legacy"]
+DeviceKind = Literal["cpu", "inline", "cuda"]
+DTypeName = Literal["auto", "float64", "float32", "bfloat16", "float16"]
+GraphDistribution = Literal["exponential", "linear", "hybrid"]
+GraphSizes = int | Sequence[int] | None
+
+MODES: tuple[str, ...] = get_args(Mode)
+DEFAULT_MODE: Mode = "async"
+
+
+def check_mode(mode: str) -> Mode:
+    """Return ``mode`` if it is one of the two; raise ConfigError naming both otherwise."""
+    if mode not in MODES:
+        raise ConfigError(f"mode must be 'async' or 'legacy', got {mode!r}")
+    return mode  # type: ignore[return-value]
+
+
+_NOT_YET: dict[str, tuple[Any, str]] = {
+    "graph_all_prefills": (False, "graph-aware admission"),
+    "chunked_prefill": (False, "chunked prefill"),
+    "prefix_caching": (False, "the prefix cache"),
+    "eviction_policy": (None, "the prefix cache"),
+    "overlap_admission": (False, "overlapped admission"),
+    "mamba_cache_gb": (None, "the Mamba prefix cache"),
+    "ssm_backend": ("auto", "state-space models"),
+    "suspend_mode": (None, "suspend and resume"),
+    "speculative_tokens": (0, "multi-token drafting"),
+    "routing_replay": (None, "routing replay"),
+    "expert_parallel": (1, "expert parallelism"),
+}
+"""Fields whose feature comes later: the only value they take today, and what the feature is called."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Options of one engine. Every field has the same name in YAML files and, with dashes, as a flag."""
+
+    mode: Mode = DEFAULT_MODE
+    """Scheduling mode. ``async`` hides host work behind the pending forward; ``legacy`` does not."""
+    device: DeviceKind = "cpu"
+    """``cpu``: thread device, worker threads as streams. ``inline``: runs at enqueue, for debuggers. ``cuda``."""
+    dtype: DTypeName = "auto"
+    """Weights, activations and cache. ``auto``: float32 on CPU, bfloat16 on CUDA. float64 for exact studies."""
+    block_size: int = 16
+    """Tokens of one KV block."""
+    num_blocks: int | None = None
+    """Usable KV blocks, the dummy block not counted. None: from ``kv_cache_gb``, else room for
+    ``max_requests`` sequences of ``max_sequence_length``, at most 1 GiB."""
+    kv_cache_gb: float | None = None
+    """KV pool size in GiB; exclusive with ``num_blocks``."""
+    max_requests: int = 64
+    """Rows of the request table: requests that may hold blocks at once."""
+    max_batch_tokens: int = 2048
+    """Tokens of one forward. A prompt longer than this is refused (no chunked prefill yet)."""
+    max_sequence_length: int | None = None
+    """Prompt plus output of one request. None: the model's limit, at most 2048."""
+    sampling_backend: Literal["auto", "torch"] = "auto"
+    """``torch`` is the reference and runs everywhere."""
+    attention_backend: Literal["auto", "torch"] = "auto"
+    """``torch`` is the reference and runs everywhere."""
+    ssm_backend: str = "auto"
+    """Backend of state-space layers. Not available yet."""
+    graphs: GraphSizes = None
+    """Captured forwards: None or 0 = none, a count, -1 = automatic, or a list of token counts.
+    On the CPU devices a graph is a traced and frozen forward of fixed shape, called a bucket."""
+    graph_distribution: GraphDistribution = "exponential"
+    """How graph sizes are spaced when ``graphs`` is a count."""
+    graph_non_decode: bool = True
+    """Also capture forwards that hold prefill rows."""
+    graph_all_prefills: bool = False
+    """Admit a prefill only into a captured size (upstream: cuda_graph_all_prefills). Not available yet."""
+    chunked_prefill: bool = False
+    """Split long prompts over iterations. Not available yet."""
+    prefix_caching: bool = False
+    """Reuse KV blocks of equal prefixes. Not available yet."""
+    eviction_policy: str | None = None
+    """Which cached block goes first. Not available yet."""
+    overlap_admission: bool = False
+    """Admit while a forward is pending. Not available yet."""
+    speculative_tokens: int = 0
+    """Draft tokens a step. Not available yet."""
+    mamba_cache_gb: float | None = None
+    """Budget of state snapshots. Not available yet."""
+    suspend_mode: str | None = None
+    """persist, offload or recompute. Not available yet."""
+    routing_replay: str | None = None
+    """Record or replay expert choices. Not available yet."""
+    expert_parallel: int = 1
+    """Ranks that share the experts. Not available yet."""
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    """``raw``: log-softmax of the model's logits. ``processed``: after penalties, temperature and filters."""
+    launch_ending_rows: bool = False
+    """Keep rows that are known to end by length in the next forward, as upstream does; one wasted row each."""
+    debug_invariants: bool = False
+    """Check ``engine/invariants.py`` after every phase and poison void buffers. Voids timings."""
+    seed: int = 0
+    """Seeds requests that bring none: request number k samples with a hash of (seed, k)."""
+    op_sleep_s: float = 0.0
+    """CPU devices only: extra seconds each forward takes on the device, for overlap studies."""
+
+    def __post_init__(self) -> None:
+        check_mode(self.mode)
+        self._check_choices()
+        self._check_counts()
+        for name, (only, feature) in _NOT_YET.items():
+            if getattr(self, name) != only:
+                raise NotAvailableError(
+                    f"{name}={getattr(self, name)!r}: {feature} is not available yet; leave {name} at {only!r}"
+                )
+
+    def _check_choices(self) -> None:
+        for name, allowed in (
+            ("device", get_args(DeviceKind)),
+            ("dtype", get_args(DTypeName)),
+            ("graph_distribution", get_args(GraphDistribution)),
+            ("sampling_backend", ("auto", "torch")),
+            ("attention_backend", ("auto", "torch")),
+            ("logprobs_mode", ("raw", "processed")),
+        ):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}")
+        if self.dtype == "float64" and self.device == "cuda" and self.attention_backend not in ("auto", "torch"):
+            raise ConfigError("dtype=float64 needs attention_backend=torch")
+
+    def _check_counts(self) -> None:
+        for name in ("block_size", "max_requests", "max_batch_tokens", "num_blocks", "max_sequence_length"):
+            value = getattr(self, name)
+            if value is None and name in ("num_blocks", "max_sequence_length"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be a positive whole number, got {value!r}")
+        if self.num_blocks is not None and self.kv_cache_gb is not None:
+            raise ConfigError("num_blocks and kv_cache_gb exclude each other; give one")
+        if self.kv_cache_gb is not None and not self.kv_cache_gb > 0:
+            raise ConfigError(f"kv_cache_gb must be above 0, got {self.kv_cache_gb!r}")
+        if isinstance(self.graphs, bool) or (isinstance(self.graphs, int) and self.graphs < -1):
+            raise ConfigError(f"graphs must be None, a count, -1 (automatic) or a list of sizes; got {self.graphs!r}")
+        if self.graphs is not None and not isinstance(self.graphs, int):
+            sizes = tuple(self.graphs)
+            if not sizes or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in sizes):
+                raise ConfigError(f"graphs as a list holds positive token counts, got {self.graphs!r}")
+            object.__setattr__(self, "graphs", sizes)
+        if self.max_batch_tokens < self.max_requests:
+            raise ConfigError(
+                f"max_batch_tokens ({self.max_batch_tokens}) must be at least max_requests ({self.max_requests}), "
+                "so that every row can decode; raise the one or lower the other"
+            )
+        if self.op_sleep_s < 0 or (self.op_sleep_s and self.device == "cuda"):
+            raise ConfigError("op_sleep_s must be 0 or more, and works on the CPU devices only")
+
+    @classmethod
+    def from_mapping(cls, values: dict[str, Any], *, source: str = "config") -> EngineConfig:
+        """Build from plain values, as read from YAML; unknown names are refused with the nearest known one."""
+        import difflib
+
+        known = {f.name for f in fields(cls)}
+        for name in values:
+            if name not in known:
+                near = difflib.get_close_matches(str(name), known, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise ConfigError(f"{source}: unknown option {name!r}{hint}")
+        return cls(**values)
+
+    @classmethod
+    def from_yaml(cls, path: str | Path, **overrides: Any) -> EngineConfig:
+        """Read a YAML mapping of fields; ``overrides`` (flags) win over the file."""
+        import yaml
+
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+            values = yaml.safe_load(text) or {}
+        except OSError as error:
+            raise ConfigError(f"cannot read config file {path}: {error.strerror or error}") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"config file {path} is not YAML: {error}".replace("\n", " ")) from error
+        if not isinstance(values, dict):
+            raise ConfigError(f"config file {path} must hold a mapping of options")
+        return cls.from_mapping({**values, **overrides}, source=str(path))
+
+    def replace(self, **changes: Any) -> EngineConfig:
+        """A copy with ``changes`` applied and checked."""
+        return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON and for :meth:`from_mapping`."""
+        return {
+            f.name: list(value) if isinstance(value := getattr(self, f.name), tuple) else value for f in fields(self)
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedConfig:
+    """An :class:`EngineConfig` with every automatic value settled for one model and device."""
+
+    config: EngineConfig
+    """What was asked for."""
+    dtype: str
+    """A torch dtype name."""
+    num_blocks: int
+    """Usable blocks; the pool tensor has one more, the dummy block."""
+    max_sequence_length: int
+    """Prompt plus output of one request."""
+    vocab_size: int
+    """Rows of the model's output."""
+    eos_token_ids: tuple[int, ...]
+    """Ids that end a request unless it says ignore_eos."""
+    sampling_backend: str
+    """The sampler in use."""
+    attention_backend: str
+    """The attention in use."""
+    model: str
+    """The name the model was loaded by."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """Versions and hardware, filled by the workbench."""
+
+    @property
+    def max_blocks_per_row(self) -> int:
+        """Columns of a block table."""
+        return -(-self.max_sequence_length // self.config.block_size)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; the asked-for options with the settled ones laid over them."""
+        settled = {
+            f.name: list(value) if isinstance(value := getattr(self, f.name), tuple) else value
+            for f in fields(self)
+            if f.name not in ("config", "extra")
+        }
+        return {**self.config.to_dict(), **settled, **self.extra}

@@ -1,0 +1,398 @@
+"""The schedule: ``Controller.iterate`` takes the phases of one order and yields at every border.
+
+``Engine.step`` exhausts the generator; the stepper advances it by hand. There is one code path, so what is stepped
+is what is run. What each phase may read and write is written down in docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.admission import AdmissionQueue
+from engine.cache.blocks import BlockPool
+from engine.config import Mode, ResolvedConfig
+from engine.counters import Counters
+from engine.phases import Order, Phase, Reason
+from engine.policy import OrderPolicy, OrderState, choose_order
+from engine.request import Request, RequestOutput, RequestState
+from engine.resolution import commit_results
+from engine.runner import NewBlocks, PendingForward, Plan, Runner, SampleResult
+from engine.table import RequestTable, Rows
+from tracing.records import BatchInfo, GraphUse
+from tracing.recorder import Recorder
+
+
+@dataclass(slots=True)
+class Iteration:
+    """One iteration in hand or done: what it was to do and what it did."""
+
+    index: int
+    mode: Mode
+    order: Order
+    reason: Reason
+    consumed: PendingForward | None = None
+    """The forward whose logits this iteration samples."""
+    sampled: SampleResult | None = None
+    """Its sampling, between sample and resolve."""
+    plan: Plan | None = None
+    launched: PendingForward | None = None
+    """The forward this iteration launched."""
+    admitted: list[Request] = field(default_factory=list)
+    advanced: list[Request] = field(default_factory=list)
+    """Requests that got a token in resolve."""
+    ended: list[Request] = field(default_factory=list)
+    """Requests whose end resolve found, or an abort; emit makes their last output."""
+    outputs: list[RequestOutput] = field(default_factory=list)
+    new_tokens: int = 0
+    rows_released: int = 0
+    rows_moved: int = 0
+    wasted: Counter[str] = field(default_factory=Counter)
+    """Rows of the launched forward whose request ended, by cause."""
+    void_reasons: set[str] = field(default_factory=set)
+
+
+class Border(NamedTuple):
+    """A place where the generator stands still: just before or just after a phase."""
+
+    phase: Phase
+    side: Literal["before", "after"]
+    iteration: Iteration
+
+
+class Emitter(Protocol):
+    """The engine's side of the emit phase."""
+
+    def emit(self, iteration: Iteration) -> list[Request]:
+        """Fill ``iteration.outputs``; returns requests found to end here (a stop string) that still have a row."""
+        ...
+
+
+Watcher = Callable[[Border], None]
+
+
+class Controller:
+    """Chooses orders and runs phases over table, pool and runner; at most one forward is pending (I25)."""
+
+    def __init__(
+        self,
+        *,
+        resolved: ResolvedConfig,
+        table: RequestTable,
+        pool: BlockPool,
+        runner: Runner,
+        queue: AdmissionQueue,
+        emitter: Emitter,
+        counters: Counters,
+        recorder: Recorder,
+        policy: OrderPolicy,
+        watch: Watcher | None = None,
+    ) -> None:
+        self.resolved = resolved
+        self.table = table
+        self.pool = pool
+        self.runner = runner
+        self.queue = queue
+        self.emitter = emitter
+        self.counters = counters
+        self.recorder = recorder
+        self.policy = policy
+        self.watch = watch
+        """Called at every border before it is yielded; the debug mode's invariant checks."""
+        self.mode: Mode = resolved.config.mode
+        self.wanted_mode: Mode = self.mode
+        self.pending: PendingForward | None = None
+        self.current: Iteration | None = None
+        self.next_index = 0
+        self.unemitted: list[Request] = []
+        """Ended requests whose last output an earlier iteration could not make: a primer has no emit."""
+        self._phases = {
+            Phase.ADMIT: self._admit,
+            Phase.PREPARE: self._prepare,
+            Phase.FORWARD: self._forward,
+            Phase.SAMPLE: self._sample,
+            Phase.RESOLVE: self._resolve,
+            Phase.EMIT: self._emit,
+        }
+
+    # -- the schedule ----------------------------------------------------------------------------------------------
+
+    def order_state(self) -> OrderState:
+        """The facts the next order depends on; changes nothing."""
+        continuing = self._continuing_rows()
+        kv_len = self.table.kv_len[continuing]
+        needed = np.count_nonzero(kv_len >= self.table.block_count[continuing] * self.resolved.config.block_size)
+        has_waiting = self.queue.has_waiting
+        return OrderState(
+            mode=self.mode,
+            wanted_mode=self.wanted_mode,
+            has_pending=self.pending is not None,
+            pending_has_prefill=self.pending is not None and self.pending.has_prefill,
+            chunk_in_progress=False,
+            num_paused=self.table.num_paused,
+            num_active=self.table.num_active,
+            num_continuing=continuing.size,
+            blocks_needed=int(needed),
+            blocks_available=self.pool.num_free,
+            has_waiting=has_waiting,
+            head_admissible=has_waiting and self.queue.head_refusal() is None,
+        )
+
+    def iterate(self) -> Iterator[Border]:
+        """Run one iteration, standing still before and after each phase.
+
+        Yields:
+            Each border. Advancing the generator from a "before" border runs the phase.
+        """
+        if self.pending is None:
+            self.mode = self.wanted_mode
+        order, reason = choose_order(self.order_state(), self.policy)
+        iteration = self._begin(order, reason)
+        for phase in order.phases:
+            yield self._border(phase, "before", iteration)
+            with self.recorder.phase(phase.value):
+                self._phases[phase](iteration)
+            yield self._border(phase, "after", iteration)
+        self._finish(iteration)
+
+    def _begin(self, order: Order, reason: Reason) -> Iteration:
+        iteration = Iteration(self.next_index, self.mode, order, reason)
+        self.next_index += 1
+        self.current = iteration
+        self.runner.iteration = iteration.index
+        self.recorder.begin_iteration(iteration.index, order.label, reason.value, self.mode)
+        return iteration
+
+    def _border(self, phase: Phase, side: Literal["before", "after"], iteration: Iteration) -> Border:
+        border = Border(phase, side, iteration)
+        if self.watch is not None:
+            self.watch(border)
+        return border
+
+    def _finish(self, iteration: Iteration) -> None:
+        if Phase.EMIT not in iteration.order.phases:
+            self.unemitted.extend(iteration.ended)
+        self._count(iteration)
+        plan = iteration.plan
+        self.recorder.end_iteration(
+            consumed=_batch_info(iteration.consumed),
+            launched=_batch_info(iteration.launched),
+            outputs=len(iteration.outputs),
+            new_tokens=iteration.new_tokens,
+            wasted_rows=iteration.wasted,
+            graph=self._graph_use(plan) if plan is not None and iteration.launched is not None else None,
+            rows_dropped=iteration.rows_released,
+            rows_moved=iteration.rows_moved,
+            void_reasons=tuple(sorted(iteration.void_reasons)),
+            free_blocks=self.pool.num_free,
+            num_waiting=self.queue.num_waiting,
+            num_active=self.table.num_active,
+        )
+        self.current = None
+
+    def _count(self, iteration: Iteration) -> None:
+        c = self.counters
+        c.steps += 1
+        c.orders[iteration.order.label] += 1
+        c.reasons[iteration.reason.name.lower()] += 1
+        c.primer_steps += iteration.order is Order.PRIMER
+        c.legacy_steps += iteration.mode == "legacy"
+        c.overlap_steps += iteration.order is Order.OVERLAP
+        c.async_steps += iteration.mode == "async" and iteration.consumed is not None
+        c.compaction_steps += iteration.order is Order.OVERLAP and iteration.rows_released > 0
+        c.rows_released += iteration.rows_released
+        c.rows_moved += iteration.rows_moved
+        c.rows_dropped += iteration.wasted.total()
+        c.wasted.update(iteration.wasted)
+        c.generated_tokens += iteration.new_tokens
+        if iteration.launched is not None and self.runner.graphs:
+            plan = iteration.launched.plan
+            c.graph_hits += plan.graph is not None
+            c.graph_misses += plan.graph is None
+            if plan.miss_reason is not None:
+                c.miss_reasons[plan.miss_reason] += 1
+
+    def _graph_use(self, plan: Plan) -> GraphUse:
+        graph = plan.graph
+        if graph is None:
+            return GraphUse(label="eager", hit=False, miss_reason=plan.miss_reason)
+        return GraphUse(
+            label=self.runner.device.graph_label,
+            hit=True,
+            dims=(graph.num_tokens, graph.num_prefill, graph.num_decode),
+            padding_tokens=graph.num_tokens - plan.dims.num_tokens,
+        )
+
+    # -- phases ----------------------------------------------------------------------------------------------------
+
+    def _admit(self, iteration: Iteration) -> None:
+        """Nothing is pending here, so rows may be released and taken freely (I29)."""
+        self._end_aborted(iteration)
+        self._release(iteration)
+        iteration.admitted = self.queue.admit()
+
+    def _continuing_rows(self) -> Rows:
+        """Active rows that the next forward holds: all but those known to end with the pending one."""
+        rows = self.table.active_rows
+        if self.pending is None or self.resolved.config.launch_ending_rows:
+            return rows
+        ends = self.table.num_output[rows] + 1 >= self.table.max_output[rows]
+        continuing: Rows = rows[~ends]
+        return continuing
+
+    def _rows_to_launch(self, iteration: Iteration) -> Rows:
+        rows = self._continuing_rows()
+        if iteration.order is not Order.OVERLAP or not self.queue.has_aborts:
+            return rows
+        requests = self.table.requests
+        return np.array([r for r in rows.tolist() if not _is_aborted(requests[r])], dtype=np.int64)
+
+    def _prepare(self, iteration: Iteration) -> None:
+        """Every launched row advances: one token, or its whole prompt; blocks follow; inputs are staged."""
+        rows = self._rows_to_launch(iteration)
+        if rows.size == 0:
+            return
+        table = self.table
+        new_blocks = self._advance(rows, iteration.admitted)
+        iteration.plan = self.runner.plan(table, rows, iteration.admitted, new_blocks)
+        self.counters.prefill_tokens += int(table.prompt_len[rows[table.is_prefill[rows]]].sum())
+
+    def _advance(self, rows: Rows, admitted: list[Request]) -> NewBlocks:
+        table, block_size = self.table, self.resolved.config.block_size
+        prefill = table.is_prefill[rows]
+        table.kv_len[rows] = np.where(prefill, table.prompt_len[rows], table.kv_len[rows] + 1)
+        growing = rows[table.kv_len[rows] > table.block_count[rows] * block_size]
+        taken = self.pool.allocate(growing.size)
+        assert taken is not None, "admission reserved too few blocks"
+        columns = table.block_count[growing].astype(np.int64)
+        table.append_blocks(growing, taken)
+        entries = [(growing, columns, taken)]
+        for request in admitted:
+            row = request.row
+            assert row is not None
+            count = int(table.block_count[row])
+            held = table.block_ids[row, :count].copy()
+            entries.append((np.full(count, row, dtype=np.int64), np.arange(count, dtype=np.int64), held))
+        parts = [np.concatenate(column) for column in zip(*entries, strict=True)]
+        return NewBlocks(parts[0], parts[1], parts[2])
+
+    def _forward(self, iteration: Iteration) -> None:
+        """Publish and launch. In overlap the sampling of the pending forward is already enqueued before it (I31)."""
+        if iteration.plan is None:
+            return
+        iteration.launched = self.runner.launch_forward(iteration.plan, self.table)
+        self.pending = iteration.launched
+
+    def _sample(self, iteration: Iteration) -> None:
+        """The pending forward is consumed: sampled here, resolved later in this iteration (I26)."""
+        pending = self.pending
+        if pending is None:
+            return
+        iteration.consumed = pending
+        iteration.sampled = self.runner.launch_sample(pending, self.table)
+        self.pending = None
+
+    def _resolve(self, iteration: Iteration) -> None:
+        """The only wait of an iteration: for the sampled ids. In overlap the next forward is already enqueued."""
+        if iteration.sampled is not None:
+            with self.recorder.wait("samples"):
+                iteration.sampled.wait()
+            commit_results(iteration.sampled, self.table, iteration, self.resolved, self.counters)
+        self._end_aborted(iteration)
+        self._release(iteration)
+
+    def _end_aborted(self, iteration: Iteration) -> None:
+        """Take over aborts asked for since the last admit or resolve."""
+        if not self.queue.has_aborts:
+            return
+        for request in self.queue.take_aborted():
+            if request.finish_reason is None:
+                request.finish_reason = "abort"
+            if request not in iteration.ended:
+                iteration.ended.append(request)
+
+    def _release(self, iteration: Iteration) -> None:
+        """Give back rows and blocks of ended requests and close the holes, on the host and behind the device's work.
+
+        A row of the launched forward that is dropped here was computed for nothing; nobody samples it (I26). Its
+        blocks may be taken by a new owner at once: what writes them next is enqueued behind that forward (I34).
+        """
+        table = self.table
+        rows = [request.row for request in iteration.ended if request.row is not None]
+        if rows:
+            alive = np.ones(table.num_live, dtype=np.bool_)
+            alive[rows] = False
+            self._count_wasted(iteration, alive)
+            self.pool.release(table.held_blocks(np.array(rows, dtype=np.int64)))
+            moves = table.keep(alive)
+            self.runner.launch_moves(moves)
+            iteration.rows_released += len(rows)
+            iteration.rows_moved += moves.source.size
+            self._remap_pending(moves.new_row)
+        for request in iteration.ended:
+            if request.state is not RequestState.FINISHED:
+                request.move_to(RequestState.FINISHED)
+
+    def _count_wasted(self, iteration: Iteration, alive: NDArray[np.bool_]) -> None:
+        if self.pending is None:
+            return
+        in_flight = set(self.pending.table_rows.tolist())
+        for row in np.flatnonzero(~alive).tolist():
+            request = self.table.requests[row]
+            if row in in_flight and request is not None:
+                iteration.wasted[_cause(request)] += 1
+
+    def _remap_pending(self, new_row: Rows) -> None:
+        if self.pending is None:
+            return
+        rows = self.pending.table_rows
+        live = rows >= 0
+        rows[live] = new_row[rows[live]]
+        if not (rows >= 0).any():
+            self.pending = None  # it runs to its end on the device, and nobody waits for it
+
+    def _emit(self, iteration: Iteration) -> None:
+        """Host work that overlap hides. A stop string found here ends its row at once, behind what is launched."""
+        iteration.ended = [*self.unemitted, *iteration.ended]
+        self.unemitted = []
+        stopped = self.emitter.emit(iteration)
+        if stopped:
+            iteration.ended.extend(stopped)
+            self._release(iteration)
+
+    # -- recovery --------------------------------------------------------------------------------------------------
+
+    def drop_pending(self) -> None:
+        """Forget the pending forward and the iteration in hand; for reset and recovery (I59)."""
+        if self.current is not None:
+            self.unemitted.extend(request for request in self.current.ended if request not in self.unemitted)
+        self.pending = None
+        self.current = None
+
+
+def _is_aborted(request: Request | None) -> bool:
+    return request is not None and request.abort_requested
+
+
+def _cause(request: Request) -> str:
+    if request.finish_reason == "stop":
+        return "stop_string" if isinstance(request.stop_reason, str) else "eos"
+    return request.finish_reason or "error"
+
+
+def _batch_info(pending: PendingForward | None) -> BatchInfo | None:
+    if pending is None:
+        return None
+    dims = pending.dims
+    return BatchInfo(
+        iteration=pending.iteration,
+        num_tokens=dims.num_tokens,
+        num_prefill=dims.num_prefill,
+        num_decode=dims.num_decode,
+        request_ids=pending.request_ids,
+    )

@@ -1,0 +1,69 @@
+"""What an engine has counted since it was made or reset."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Counters:
+    """Iterations, rows and graphs; docs/metrics.md gives each name's definition and upstream counterpart."""
+
+    steps: int = 0
+    """Iterations of every order."""
+    async_steps: int = 0
+    """Async iterations that sampled a forward, overlapping or not; in async steps = async_steps + primer_steps."""
+    overlap_steps: int = 0
+    """Iterations that took the overlap order."""
+    primer_steps: int = 0
+    """First forwards with nothing to sample."""
+    legacy_steps: int = 0
+    """Iterations in legacy mode."""
+    compaction_steps: int = 0
+    """Overlap iterations in which at least one row was released (upstream's meaning)."""
+    rows_released: int = 0
+    """Rows whose request ended."""
+    rows_dropped: int = 0
+    """Rows of launched forwards that nobody sampled: the waste of speculating that rows are alive."""
+    rows_moved: int = 0
+    """Rows that changed place to fill holes."""
+    dummy_steps: int = 0
+    """Forwards of a rank without work."""
+    graph_hits: int = 0
+    """Forwards that replayed a captured size."""
+    graph_misses: int = 0
+    """Forwards that ran eagerly although graphs were captured."""
+    prefill_tokens: int = 0
+    """Prompt tokens computed."""
+    generated_tokens: int = 0
+    """Tokens given to requests."""
+    sampled_rows: int = 0
+    """Logits rows sampled; generated_tokens plus those whose request had been aborted or failed."""
+    near_boundary: int = 0
+    """Draws or filters within numeric error of a boundary."""
+    submitted: int = 0
+    """Requests accepted."""
+    finished: Counter[str] = field(default_factory=Counter)
+    """Requests ended, by finish reason."""
+    orders: Counter[str] = field(default_factory=Counter)
+    """Iterations by order."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Iterations by reason."""
+    wasted: Counter[str] = field(default_factory=Counter)
+    """rows_dropped by what ended the request."""
+    miss_reasons: Counter[str] = field(default_factory=Counter)
+    """graph_misses by reason."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            name: dict(value) if isinstance(value := getattr(self, name), Counter) else value for name in self.__slots__
+        }
+
+    def reset(self) -> None:
+        """Start over in place: the controller and the caller hold the same object."""
+        fresh = Counters()
+        for name in self.__slots__:
+            setattr(self, name, getattr(fresh, name))

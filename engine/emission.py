@@ -1,0 +1,143 @@
+"""Outputs: text for those who want it, stop strings, and what goes back to the caller.
+
+Host work that overlap hides, so it is a phase of its own and is counted. A request is detokenised as it goes only if
+it streams or has stop strings; all others once, at their end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engine.request import Request, RequestOutput
+from engine.sampling.detokenizer import IncrementalDetokenizer
+from engine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from engine.controller import Iteration
+
+log = logging.getLogger(__name__)
+
+
+class OutputEmitter:
+    """Makes outputs; ``finished`` is told each request whose last output has been made, exactly once (I43)."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...], finished: Callable[[Request], None]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._eos = eos_token_ids
+        self._finished = finished
+
+    def emit(self, iteration: Iteration) -> list[Request]:
+        """Fill ``iteration.outputs``; returns requests that end here and still hold a row."""
+        stopped: list[Request] = []
+        for request in iteration.advanced:
+            if request.stream or request.params.stop:
+                self._guarded(request, self._advance_text)
+                if request.finish_reason is not None and request not in iteration.ended:
+                    stopped.append(request)
+        ended = [*iteration.ended, *stopped]
+        done = set(map(id, ended))
+        for request in iteration.advanced:
+            if request.stream and id(request) not in done:
+                iteration.outputs.append(self._output(request, None))
+        for request in ended:
+            iteration.outputs.append(self._last_output(request, iteration.index))
+        return stopped
+
+    def _guarded(self, request: Request, work: Callable[[Request], None]) -> None:
+        """A fault in one request's text fails that request alone."""
+        try:
+            work(request)
+        except Exception as error:
+            log.exception("request %s failed while its text was made", request.request_id)
+            request.finish_reason = "error"
+            request.stop_reason = f"{type(error).__name__}: {error}"
+            request.detokenizer = None
+
+    def _advance_text(self, request: Request) -> None:
+        """Feed new tokens to the detokeniser; a stop string found ends the request at the token that completes it."""
+        if not request.params.detokenize or self._tokenizer is None:
+            return
+        detokenizer = request.detokenizer
+        if detokenizer is None:
+            detokenizer = request.detokenizer = self._detokenizer(request)
+        for token in self._text_tokens(request)[detokenizer.num_tokens :]:
+            detokenizer.append(token)
+            if detokenizer.hit is not None:
+                break
+        if detokenizer.hit is not None and request.finish_reason != "error":
+            kept = detokenizer.num_tokens
+            del request.output_ids[kept:]
+            del request.logprobs[kept:]
+            request.finish_reason = "stop"
+            request.stop_reason = detokenizer.hit.stop
+        request.text = detokenizer.text
+
+    def _detokenizer(self, request: Request) -> IncrementalDetokenizer:
+        assert self._tokenizer is not None
+        params = request.params
+        return IncrementalDetokenizer(
+            self._tokenizer.decode,
+            stops=params.stop_strings,
+            include_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
+
+    def _text_tokens(self, request: Request) -> list[int]:
+        """Output ids that have text: not the id that ended the request, unless it is asked for."""
+        ids = request.output_ids
+        ended_by_id = request.finish_reason == "stop" and not isinstance(request.stop_reason, str)
+        if not ended_by_id or request.params.include_stop_str_in_output:
+            return ids
+        return ids[:-1]
+
+    def _finish_text(self, request: Request) -> None:
+        if not request.params.detokenize or self._tokenizer is None:
+            return
+        if request.detokenizer is None and not request.params.stop:
+            request.text = self._tokenizer.decode(self._text_tokens(request))
+            return
+        self._advance_text(request)
+        if request.detokenizer.hit is None:
+            request.detokenizer.finish()
+        request.text = request.detokenizer.text
+
+    def _last_output(self, request: Request, iteration: int) -> RequestOutput:
+        if request.finish_reason != "error":
+            self._guarded(request, self._finish_text)
+        request.timings = replace(
+            request.timings, finished_ns=time.perf_counter_ns(), finished_iteration=iteration
+        )
+        self._finished(request)
+        return self._output(request, request.finish_reason)
+
+    def _output(self, request: Request, finish_reason: str | None) -> RequestOutput:
+        output = make_output(request, finish_reason)
+        request.emitted_tokens = len(output.token_ids)
+        request.emitted_chars = len(output.text)
+        return output
+
+
+def make_output(request: Request, finish_reason: str | None) -> RequestOutput:
+    """The request as a caller sees it; ``new_*`` is what no earlier output held."""
+    params = request.params
+    prompt_logprobs = tuple(request.prompt_logprobs) if params.prompt_logprobs is not None else None
+    return RequestOutput(
+        request_id=request.request_id,
+        prompt_token_ids=request.prompt_ids,
+        token_ids=tuple(request.output_ids),
+        text=request.text,
+        new_token_ids=tuple(request.output_ids[request.emitted_tokens :]),
+        new_text=request.text[request.emitted_chars :],
+        finish_reason=finish_reason,
+        stop_reason=request.stop_reason if finish_reason in ("stop", "error") else None,
+        logprobs=tuple(request.logprobs) if params.logprobs is not None else None,
+        prompt_logprobs=prompt_logprobs,
+        timings=request.timings,
+        num_cached_tokens=request.num_cached_tokens,
+    )

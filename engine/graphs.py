@@ -1,0 +1,131 @@
+"""Which sizes of forward are captured, and the one function that matches a batch to them.
+
+Sizes follow the upstream system's rules (reference §3.14-3.16), restated in :func:`graph_sizes` and
+:func:`graph_list`. Gating, padding and replay all ask :func:`match_graph`, so they cannot disagree (I49).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from engine.batch import BatchDimensions
+from engine.config import EngineConfig
+
+
+def graph_sizes(largest: int, count: int, distribution: str) -> list[int]:
+    """Token counts to capture, descending.
+
+    Args:
+        largest: Tokens of the largest graph, at least 1.
+        count: How many; -1 is automatic: ``max(4, floor(log2(largest)) + 2)`` exponential sizes, or every size of
+            the fixed linear ladder 1, 2, 4, 8..248 by 8, 256.. by 16.
+        distribution: ``exponential`` halves down to 1; ``linear`` strides evenly; ``hybrid`` is linear here (it
+            differs for prefill sizes, see :func:`graph_list`).
+    """
+    if distribution == "exponential":
+        wanted = max(4, int(math.log2(largest)) + 2) if count == -1 else min(count, largest)
+        return _exponential_sizes(largest, wanted)
+    if count == -1:
+        ladder = [1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)]
+        return sorted({size for size in ladder if size <= largest} | {largest}, reverse=True)
+    stride = max(1, largest // min(count, largest))
+    sizes = sorted({*range(stride, largest + 1, stride), largest}, reverse=True)
+    return sizes[: min(count, largest)]
+
+
+def _exponential_sizes(largest: int, count: int) -> list[int]:
+    sizes = {largest, 1}
+    size = largest
+    while size > 2:
+        size = max(2, size // 2 // 2 * 2)
+        sizes.add(size)
+    ordered = sorted(sizes, reverse=True)
+    while len(ordered) > max(1, count):
+        ordered.pop(-2 if len(ordered) > 1 else -1)  # the second smallest goes first; 1 stays longest
+        if len(ordered) == 2 and count == 1:
+            ordered.pop()
+    return ordered
+
+
+def graph_list(config: EngineConfig, max_sequence_length: int) -> list[BatchDimensions]:
+    """Every graph to capture, ascending, empty without graphs.
+
+    Decode graphs hold ``min(size, max_requests)`` one-token rows. With ``graph_non_decode``, mixed graphs hold P
+    prefill rows for P in 1, 2, 4, .. and the rest of the tokens as decode rows, where valid:
+    ``P + d <= max_requests`` and ``P + d <= tokens <= P * max_sequence_length + d``.
+    """
+    if config.graphs is None or config.graphs == 0:
+        return []
+    rows = config.max_requests
+    if isinstance(config.graphs, int):
+        decode_sizes = graph_sizes(rows, config.graphs, config.graph_distribution)
+    else:
+        decode_sizes = sorted({size for size in config.graphs if size <= rows}, reverse=True)
+    dims = {BatchDimensions(num_tokens=size, num_prefill=0, num_decode=size) for size in decode_sizes}
+    if config.graph_non_decode:
+        dims |= _mixed_graphs(config, max_sequence_length)
+    return sorted(dims)
+
+
+def _mixed_graphs(config: EngineConfig, max_sequence_length: int) -> set[BatchDimensions]:
+    rows = config.max_requests
+    if isinstance(config.graphs, int):
+        shape = "linear" if config.graph_distribution == "linear" else "exponential"
+        sizes = graph_sizes(config.max_batch_tokens, config.graphs, shape)
+    else:
+        assert config.graphs is not None
+        sizes = [size for size in config.graphs if size <= config.max_batch_tokens]
+    dims = set()
+    for size in sizes:
+        num_prefill = 1
+        while num_prefill <= rows:
+            num_decode = max(0, min(size - num_prefill, rows - num_prefill))
+            for decode in {num_decode, 0}:
+                if size >= 2 and num_prefill + decode <= size <= num_prefill * max_sequence_length + decode:
+                    dims.add(BatchDimensions(num_tokens=size, num_prefill=num_prefill, num_decode=decode))
+            num_prefill *= 2
+    return dims
+
+
+def fits(real: BatchDimensions, graph: BatchDimensions, *, strict: bool) -> bool:
+    """Whether a graph captured at ``graph`` can run ``real``.
+
+    Decode-only batches take decode-only graphs. With prefill rows, a graph's unused decode rows still hold one padding
+    token each. ``strict`` (models with recurrent state) asks for enough rows of each kind; otherwise a spare prefill
+    row may hold a decode row.
+    """
+    if real.num_prefill == 0:
+        return graph.num_prefill == 0 and real.num_decode <= graph.num_decode
+    if real.num_prefill > graph.num_prefill:
+        return False
+    padding_tokens = max(0, graph.num_decode - real.num_decode)
+    if real.num_tokens + padding_tokens > graph.num_tokens:
+        return False
+    return real.num_decode <= graph.num_decode if strict else real.num_rows <= graph.num_rows
+
+
+def match_graph(
+    real: BatchDimensions, graphs: Sequence[BatchDimensions], *, strict: bool = False
+) -> BatchDimensions | None:
+    """The smallest of the ascending ``graphs`` that runs ``real``, or None: eager."""
+    for graph in graphs:
+        if fits(real, graph, strict=strict):
+            return graph
+    return None
+
+
+def kv_bucket(num_blocks: int, max_blocks: int) -> int:
+    """Columns of the block table a CPU bucket reads: the next power of two from 4 on, at most ``max_blocks``."""
+    bucket = 4
+    while bucket < num_blocks:
+        bucket *= 2
+    return min(bucket, max_blocks)
+
+
+def kv_buckets(max_blocks: int) -> list[int]:
+    """Every value :func:`kv_bucket` can take, ascending."""
+    found = [kv_bucket(1, max_blocks)]
+    while found[-1] < max_blocks:
+        found.append(kv_bucket(found[-1] + 1, max_blocks))
+    return found

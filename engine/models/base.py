@@ -1,0 +1,53 @@
+"""What the engine asks of a model: its cache layout, and one forward over a packed batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from engine.batch import ForwardBatch
+
+LayerCache = tuple[Tensor, ...]
+"""The paged tensors of one layer, each [num_blocks + 1, block_size, *per-token shape]; the last block is the dummy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedState:
+    """A layer state that grows by one entry a token and lives in KV blocks."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    """Per-token shape of each tensor, for attention ((num_kv_heads, head_dim), (num_kv_heads, head_dim))."""
+    dtypes: tuple[torch.dtype, ...]
+    """One dtype a tensor."""
+
+    def bytes_per_token(self) -> int:
+        """Cache bytes of one token in this layer."""
+        return sum(
+            torch.Size(shape).numel() * dtype.itemsize for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A torch module with these members. ``forward`` must not branch on tensor values (see ``engine/graphs.py``).
+
+    ``forward`` writes the step's entries into ``caches`` at ``batch.slots_T`` and reads rows back through
+    ``batch.block_table_NK``; it returns logits, shape [L, vocab_size], on the batch's device. It may branch on
+    ``batch.shape`` only, synchronises nothing, and keeps no state between calls but the caches.
+    """
+
+    vocab_size: int
+    max_position: int
+    """Longest sequence the checkpoint was made for."""
+
+    def cache_layout(self) -> Sequence[PagedState]:
+        """One state a layer that caches, in the order ``forward`` takes ``caches``."""
+        ...
+
+    def __call__(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
+        """Logits, shape [L, vocab_size]."""
+        ...

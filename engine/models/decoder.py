@@ -1,0 +1,207 @@
+"""The dense decoder: Llama, Mistral, Qwen2 and Qwen3 are this one module with different switches.
+
+Letters: T tokens of the batch, L logits rows, V vocabulary, E hidden size, F feed-forward size, H query heads,
+G key/value heads, D head size, Y = H + 2 G heads of the fused projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engine.attention.base import Attention
+from engine.batch import ForwardBatch
+from engine.models.base import LayerCache, PagedState
+from engine.models.decoder_config import DecoderConfig
+from engine.models.rope import inverse_frequencies, rotate, rotation_tables
+from engine.models.weights import fill_weights
+
+
+class Linear(nn.Module):
+    """x W^T + b. Unlike ``nn.Linear`` it starts uninitialised: every value comes from a checkpoint or a generator."""
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.weight = _empty(outputs, inputs, dtype=dtype, device=device)
+        self.bias = _empty(outputs, dtype=dtype, device=device) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension, float32 at least inside.
+
+    In bfloat16 transformers rounds once more, before the weight; the difference is one rounding step.
+    """
+
+    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.weight = _empty(size, dtype=dtype, device=device)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+def _empty(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+
+
+class SelfAttention(nn.Module):
+    """Projections, head norms and RoPE around the attention backend."""
+
+    def __init__(
+        self, config: DecoderConfig, layer: int, attention: Attention, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, size
+        self.window = config.windows[layer]
+        self.attention = attention
+        kind = {"dtype": dtype, "device": device}
+        self.qkv = Linear(config.hidden_size, (heads + 2 * kv_heads) * size, bias=config.qkv_bias, **kind)
+        self.out = Linear(heads * size, config.hidden_size, bias=config.o_bias, **kind)
+        self.q_norm = RMSNorm(size, config.rms_norm_eps, **kind) if config.qk_norm else None
+        self.k_norm = RMSNorm(size, config.rms_norm_eps, **kind) if config.qk_norm else None
+
+    def forward(self, x_TE: Tensor, tables: tuple[Tensor, Tensor], batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        qkv_TYD = self.qkv(x_TE).unflatten(1, (-1, self.head_dim))
+        rotated = self.heads + self.kv_heads
+        if self.q_norm is not None and self.k_norm is not None:
+            q_THD, k_TGD, v_TGD = qkv_TYD.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+            q_THD, k_TGD = rotate(self.q_norm(q_THD), *tables), rotate(self.k_norm(k_TGD), *tables)
+        else:
+            qk_TYD = rotate(qkv_TYD[:, :rotated], *tables)
+            q_THD, k_TGD, v_TGD = qk_TYD[:, : self.heads], qk_TYD[:, self.heads :], qkv_TYD[:, rotated:]
+        scale = self.head_dim**-0.5
+        out_THD = self.attention(q_THD, k_TGD, v_TGD, cache, batch, scale=scale, window=self.window)
+        return self.out(out_THD.flatten(1))  # type: ignore[no-any-return]
+
+    def targets(self, prefix: str) -> dict[str, Tensor]:
+        """Where each checkpoint tensor goes; q, k and v are row ranges of the fused projection."""
+        rows = [heads * self.head_dim for heads in (self.heads, self.kv_heads, self.kv_heads)]
+        found = {
+            **_split_targets(self.qkv, rows, [f"{prefix}.{name}_proj" for name in "qkv"]),
+            **_split_targets(self.out, [self.out.weight.shape[0]], [f"{prefix}.o_proj"]),
+        }
+        if self.q_norm is not None and self.k_norm is not None:
+            found[f"{prefix}.q_norm.weight"] = self.q_norm.weight.data
+            found[f"{prefix}.k_norm.weight"] = self.k_norm.weight.data
+        return found
+
+
+class FeedForward(nn.Module):
+    """down(silu(gate x) * up x)."""
+
+    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        hidden, inner, kind = config.hidden_size, config.intermediate_size, {"dtype": dtype, "device": device}
+        self.gate_up = Linear(hidden, 2 * inner, bias=config.mlp_bias, **kind)
+        self.down = Linear(inner, hidden, bias=config.mlp_bias, **kind)
+
+    def forward(self, x_TE: Tensor) -> Tensor:
+        gate_TF, up_TF = self.gate_up(x_TE).chunk(2, dim=-1)
+        return self.down(functional.silu(gate_TF) * up_TF)  # type: ignore[no-any-return]
+
+    def targets(self, prefix: str) -> dict[str, Tensor]:
+        """Where each checkpoint tensor goes."""
+        hidden, inner = self.down.weight.shape
+        return {
+            **_split_targets(self.gate_up, [inner, inner], [f"{prefix}.gate_proj", f"{prefix}.up_proj"]),
+            **_split_targets(self.down, [hidden], [f"{prefix}.down_proj"]),
+        }
+
+
+def _split_targets(linear: Linear, rows: Sequence[int], names: Sequence[str]) -> dict[str, Tensor]:
+    found = dict(zip((f"{name}.weight" for name in names), linear.weight.data.split(list(rows)), strict=True))
+    if linear.bias is not None:
+        found.update(zip((f"{name}.bias" for name in names), linear.bias.data.split(list(rows)), strict=True))
+    return found
+
+
+class Layer(nn.Module):
+    """Attention, then feed-forward, each on a normed input and added to the stream."""
+
+    def __init__(
+        self, config: DecoderConfig, layer: int, attention: Attention, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        size, eps, kind = config.hidden_size, config.rms_norm_eps, {"dtype": dtype, "device": device}
+        self.attention_norm = RMSNorm(size, eps, **kind)
+        self.attention = SelfAttention(config, layer, attention, **kind)
+        self.mlp_norm = RMSNorm(size, eps, **kind)
+        self.mlp = FeedForward(config, **kind)
+
+    def forward(self, x_TE: Tensor, tables: tuple[Tensor, Tensor], batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        x_TE = x_TE + self.attention(self.attention_norm(x_TE), tables, batch, cache)
+        return x_TE + self.mlp(self.mlp_norm(x_TE))  # type: ignore[no-any-return]
+
+    def targets(self, prefix: str) -> dict[str, Tensor]:
+        """Where each checkpoint tensor goes."""
+        return {
+            f"{prefix}.input_layernorm.weight": self.attention_norm.weight.data,
+            **self.attention.targets(f"{prefix}.self_attn"),
+            f"{prefix}.post_attention_layernorm.weight": self.mlp_norm.weight.data,
+            **self.mlp.targets(f"{prefix}.mlp"),
+        }
+
+
+class DecoderModel(nn.Module):
+    """A dense decoder over a paged cache; see :class:`engine.models.base.Model`."""
+
+    def __init__(
+        self, config: DecoderConfig, *, attention: Attention, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.vocab_size, self.max_position = config.vocab_size, config.max_position
+        kind = {"dtype": dtype, "device": device}
+        self.embedding = _empty(config.vocab_size, config.hidden_size, **kind)
+        self.layers = nn.ModuleList(Layer(config, layer, attention, **kind) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **kind)
+        # None when tied: torch.jit refuses to trace a module that holds one parameter under two names.
+        self.head = None if config.tie_word_embeddings else _empty(config.vocab_size, config.hidden_size, **kind)
+        self.dtype = dtype
+        # Angles need float32: bfloat16 cannot tell position 4096 from 4097.
+        angle_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        frequencies = inverse_frequencies(config.rope, config.head_dim, angle_dtype, device)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    @classmethod
+    def from_checkpoint_config(
+        cls, config: Mapping[str, Any], *, attention: Attention, dtype: torch.dtype, device: torch.device
+    ) -> DecoderModel:
+        """Build with uninitialised weights from a parsed ``config.json``; CheckpointError if it cannot be."""
+        return cls(DecoderConfig.from_checkpoint(config), attention=attention, dtype=dtype, device=device)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy a checkpoint's tensors in; CheckpointError names what is missing, unexpected or misshapen."""
+        targets = {"model.embed_tokens.weight": self.embedding.data, "model.norm.weight": self.norm.weight.data}
+        ignored = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+        if self.head is None:
+            ignored += r"|lm_head\.weight"  # some tied files hold a copy; the config decides
+        else:
+            targets["lm_head.weight"] = self.head.data
+        for number, layer in enumerate(self.layers):
+            targets.update(layer.targets(f"model.layers.{number}"))  # type: ignore[operator]
+        fill_weights(targets, weights, ignored=ignored)
+
+    def cache_layout(self) -> Sequence[PagedState]:
+        """Keys and values of every layer."""
+        shape = (self.config.num_kv_heads, self.config.head_dim)
+        return [PagedState(shapes=(shape, shape), dtypes=(self.dtype, self.dtype))] * self.config.num_layers
+
+    def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
+        """Logits, shape [L, V], in the model's dtype."""
+        x_TE = functional.embedding(batch.token_ids_T, self.embedding)
+        frequencies: Tensor = self.frequencies  # type: ignore[assignment]
+        tables = rotation_tables(batch.positions_T, frequencies, self.config.rope.attention_factor)
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x_TE = layer(x_TE, tables, batch, cache)
+        x_LE = self.norm(x_TE.index_select(0, batch.logits_idx_L))
+        return functional.linear(x_LE, self.embedding if self.head is None else self.head)

@@ -1,0 +1,180 @@
+"""Rotary position embedding: frequencies with their scalings, and the rotation.
+
+Letters: T tokens, H heads (any kind), D head size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.errors import CheckpointError
+
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "divisors")
+"""Scalings this engine computes. ``divisors`` is ours: GGUF files store Llama 3's scaling as one divisor a frequency."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """How positions become angles."""
+
+    theta: float = 10_000.0
+    """Base of the wavelengths."""
+    rope_type: str = "default"
+    """One of ``ROPE_TYPES``."""
+    factor: float = 1.0
+    """How many times longer sequences got by scaling."""
+    original_max_position: int = 0
+    """Length before scaling; llama3 and yarn measure wavelengths against it."""
+    low_freq_factor: float = 1.0
+    """llama3: wavelengths above original / this are stretched by ``factor``."""
+    high_freq_factor: float = 4.0
+    """llama3: wavelengths below original / this stay."""
+    beta_fast: float = 32.0
+    """yarn: frequencies that turn more often than this over the original length stay."""
+    beta_slow: float = 1.0
+    """yarn: frequencies that turn less often than this are stretched by ``factor``."""
+    truncate: bool = True
+    """yarn: widen the ramp between the two to whole dimensions."""
+    attention_factor: float = 1.0
+    """Factor on cos and sin."""
+    divisors: tuple[float, ...] = ()
+    """One divisor for each of the D / 2 frequencies."""
+
+    @property
+    def length_factor(self) -> float:
+        """How many times ``max_position_embeddings`` the checkpoint reaches; llama3 files count it in already."""
+        return self.factor if self.rope_type in ("linear", "yarn") else 1.0
+
+
+def rope_from_checkpoint(config: Mapping[str, Any], max_position: int) -> RopeConfig:
+    """Read either key style: ``rope_parameters``, or ``rope_scaling`` with a top-level ``rope_theta``.
+
+    Raises:
+        CheckpointError: The scaling is of a kind this engine does not compute, or lacks a number.
+    """
+    params = _flat_parameters(config)
+    rope_type = params.get("rope_type") or params.get("type") or "default"
+    if rope_type not in ROPE_TYPES:
+        raise CheckpointError(f"config.json: RoPE scaling {rope_type!r} is not supported; known: {', '.join(ROPE_TYPES)}")
+    partial = _first(params.get("partial_rotary_factor"), config.get("partial_rotary_factor"), 1.0)
+    if partial != 1.0:
+        raise CheckpointError(f"config.json: partial_rotary_factor must be 1 for this architecture, got {partial!r}")
+    original = _first(
+        config.get("original_max_position_embeddings"), params.get("original_max_position_embeddings"), max_position
+    )
+    common = {
+        "theta": float(_first(params.get("rope_theta"), config.get("rope_theta"), 10_000.0)),
+        "rope_type": rope_type,
+        "original_max_position": int(original),
+    }
+    if rope_type == "linear":
+        return RopeConfig(**common, factor=_number(params, "factor"))
+    if rope_type == "llama3":
+        numbers = {name: _number(params, name) for name in ("factor", "low_freq_factor", "high_freq_factor")}
+        return RopeConfig(**common, **numbers)
+    if rope_type == "yarn":
+        return RopeConfig(**common, **_yarn_fields(params, max_position / original))
+    return RopeConfig(**common, divisors=tuple(params.get("divisors", ())))
+
+
+def _flat_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    params = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    nested = [value for value in params.values() if isinstance(value, Mapping)]
+    if not nested:
+        return params
+    if any(value != nested[0] for value in nested):
+        raise CheckpointError("config.json: rope_parameters that differ between layer types are not supported")
+    return nested[0]
+
+
+def _yarn_fields(params: Mapping[str, Any], implied_factor: float) -> dict[str, Any]:
+    factor = float(_first(params.get("factor"), implied_factor))
+    mscale, mscale_all_dim = params.get("mscale"), params.get("mscale_all_dim")
+    if params.get("attention_factor") is not None:
+        attention_factor = float(params["attention_factor"])
+    elif mscale and mscale_all_dim:
+        attention_factor = _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all_dim)
+    else:
+        attention_factor = _yarn_mscale(factor, 1.0)
+    return {
+        "factor": factor,
+        "beta_fast": float(params.get("beta_fast") or 32.0),
+        "beta_slow": float(params.get("beta_slow") or 1.0),
+        "truncate": bool(_first(params.get("truncate"), True)),
+        "attention_factor": attention_factor,
+    }
+
+
+def _yarn_mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _first(*values: Any) -> Any:
+    """The first value that is not None: a key may be present and null."""
+    return next(value for value in values if value is not None)
+
+
+def _number(params: Mapping[str, Any], name: str) -> float:
+    value = params.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise CheckpointError(f"config.json: RoPE scaling needs a number {name!r}, got {value!r}")
+    return float(value)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[D / 2] angles that one position adds, in ``dtype``."""
+    exponent = torch.arange(0, head_dim, 2, dtype=dtype, device=device) / head_dim
+    frequencies = 1.0 / rope.theta**exponent
+    if rope.rope_type == "linear":
+        return frequencies / rope.factor
+    if rope.rope_type == "llama3":
+        return _llama3(frequencies, rope)
+    if rope.rope_type == "yarn":
+        return _yarn(frequencies, rope, head_dim)
+    if rope.rope_type == "divisors":
+        if len(rope.divisors) != head_dim // 2:
+            raise CheckpointError(f"RoPE needs {head_dim // 2} frequency divisors, the file has {len(rope.divisors)}")
+        return frequencies / torch.tensor(rope.divisors, dtype=dtype, device=device)
+    return frequencies
+
+
+def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
+    """Long wavelengths stretched, short ones kept, a linear blend between."""
+    turns = rope.original_max_position * frequencies / (2 * math.pi)
+    keep = ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0.0, 1.0)
+    return frequencies * keep + frequencies / rope.factor * (1.0 - keep)
+
+
+def _yarn(frequencies: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
+    """A ramp over dimensions, from those that turn ``beta_fast`` times to those that turn ``beta_slow`` times."""
+
+    def dimension(turns: float) -> float:
+        return head_dim * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # a step instead of a division by zero
+    index = torch.arange(head_dim // 2, dtype=frequencies.dtype, device=frequencies.device)
+    stretch = ((index - low) / (high - low)).clamp(0.0, 1.0)
+    return frequencies / rope.factor * stretch + frequencies * (1.0 - stretch)
+
+
+def rotation_tables(positions_T: Tensor, frequencies: Tensor, attention_factor: float) -> tuple[Tensor, Tensor]:
+    """cos and sin, each [T, 1, D / 2], in the dtype of ``frequencies``."""
+    angles = positions_T[:, None, None].to(frequencies.dtype) * frequencies
+    return angles.cos() * attention_factor, angles.sin() * attention_factor
+
+
+def rotate(x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (i, i + D / 2) of every head; computed in the tables' dtype, returned in that of ``x_THD``."""
+    first, second = x_THD.to(cos.dtype).chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_THD.dtype)

@@ -1,0 +1,117 @@
+"""Named model sizes with random weights, for performance work: ``shape:NAME``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from engine.errors import CheckpointError
+
+_SEED = 20240229
+"""One seed for all shapes: a shape's weights are the same in every run on the same kind of device."""
+
+_QWEN3_VOCAB = 151936
+
+
+def _config(architecture: str, *, heads: tuple[int, int], **keys: Any) -> dict[str, Any]:
+    return {
+        "architectures": [architecture],
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": False,
+        **keys,
+    }
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": _config(
+        "LlamaForCausalLM",
+        heads=(4, 2),
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        max_position_embeddings=4096,
+    ),
+    "qwen3-0.6b": _config(
+        "Qwen3ForCausalLM",
+        heads=(16, 8),
+        vocab_size=_QWEN3_VOCAB,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        head_dim=128,
+        max_position_embeddings=40960,
+        tie_word_embeddings=True,
+    ),
+    "qwen3-8b": _config(
+        "Qwen3ForCausalLM",
+        heads=(32, 8),
+        vocab_size=_QWEN3_VOCAB,
+        hidden_size=4096,
+        intermediate_size=12288,
+        num_hidden_layers=36,
+        head_dim=128,
+        max_position_embeddings=40960,
+    ),
+    "llama-3.2-1b": _config(
+        "LlamaForCausalLM",
+        heads=(32, 8),
+        vocab_size=128256,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        head_dim=64,
+        max_position_embeddings=131072,
+        tie_word_embeddings=True,
+        rms_norm_eps=1e-5,
+        rope_theta=500_000.0,
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+    ),
+    "583m": _config(
+        "LlamaForCausalLM",
+        heads=(16, 16),
+        vocab_size=50304,
+        hidden_size=1152,
+        intermediate_size=4096,
+        num_hidden_layers=24,
+        max_position_embeddings=4096,
+    ),
+}
+"""Configurations in config.json's own keys."""
+
+
+def shape_config(name: str) -> dict[str, Any]:
+    """A fresh copy of the configuration called ``name``; CheckpointError naming the known ones otherwise."""
+    if name not in SHAPES:
+        raise CheckpointError(f"shape:{name} is not known; shapes are {', '.join(SHAPES)}")
+    config = SHAPES[name]
+    return {**config, **({"rope_scaling": dict(config["rope_scaling"])} if "rope_scaling" in config else {})}
+
+
+@torch.no_grad()
+def fill_randomly(model: nn.Module) -> None:
+    """Seeded normal weights, made on the model's device.
+
+    A matrix gets deviation 1 / sqrt(inputs), so that every branch keeps its input's size, the next token depends
+    on the whole context, and logits have deviation about 1. Norm weights are 1, biases 0.
+    """
+    generators: dict[torch.device, torch.Generator] = {}
+    for name, parameter in model.named_parameters():
+        device = parameter.device
+        generator = generators.setdefault(device, torch.Generator(device).manual_seed(_SEED))
+        if parameter.dim() >= 2:
+            parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+        else:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)

@@ -1,0 +1,65 @@
+"""Copying checkpoint tensors into a model, by name, with nothing missing and nothing left over."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from engine.errors import CheckpointError
+
+_SHOWN = 4
+"""Names an error lists before it only counts."""
+
+
+def weight_targets(module: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and stored buffer of ``module`` by name: what :func:`fill_weights` fills by default."""
+    return {name: tensor.data for name, tensor in module.state_dict(keep_vars=True).items()}
+
+
+def fill_weights(
+    targets: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]], *, ignored: str | None = None
+) -> None:
+    """Copy each tensor of ``weights`` into the target of its name, converted to the target's dtype and device.
+
+    Args:
+        targets: Destination by checkpoint name; a view of a larger parameter is fine.
+        weights: (checkpoint name, tensor), any device.
+        ignored: Regular expression of checkpoint names that are skipped, matched whole.
+
+    Raises:
+        CheckpointError: A tensor is missing, unexpected, twice there, of another shape, or not of a float type.
+    """
+    missing = dict.fromkeys(targets)
+    unexpected: list[str] = []
+    for name, tensor in weights:
+        target = targets.get(name)
+        if target is None:
+            if ignored is None or re.fullmatch(ignored, name) is None:
+                unexpected.append(name)
+            continue
+        if name not in missing:
+            raise CheckpointError(f"checkpoint holds tensor {name} twice")
+        _copy(name, target, tensor)
+        del missing[name]
+    if missing:
+        raise CheckpointError(f"checkpoint lacks {_listed(list(missing))}")
+    if unexpected:
+        raise CheckpointError(f"checkpoint holds {_listed(unexpected)}, which this model has no place for")
+
+
+def _copy(name: str, target: Tensor, tensor: Tensor) -> None:
+    if target.shape != tensor.shape:
+        raise CheckpointError(f"tensor {name} must have shape {list(target.shape)}, got {list(tensor.shape)}")
+    if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
+        raise CheckpointError(f"tensor {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
+    with torch.no_grad():
+        target.copy_(tensor)
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{'tensor' if len(names) == 1 else f'{len(names)} tensors'} {shown}{more}"

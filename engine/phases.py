@@ -1,0 +1,53 @@
+"""The orders of one iteration as data, on one screen, and the reasons for taking them."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Phase(Enum):
+    """A piece of an iteration; a verb, the same word in code, spans and documents."""
+
+    ADMIT = "admit"  # queue -> rows and blocks; the only place where the queue is changed
+    PREPARE = "prepare"  # rows of the next forward, its blocks, its staged inputs; host only
+    FORWARD = "forward"  # publish the staged inputs and launch the base forward; becomes pending
+    SAMPLE = "sample"  # launch sampling of the pending logits and the copy of its result
+    RESOLVE = "resolve"  # wait for that copy; finish, release, compact rows; commit tokens
+    EMIT = "emit"  # detokenise, match stop strings, make outputs
+
+
+class Order(Enum):
+    """The phases one iteration takes, in order."""
+
+    LEGACY = (Phase.ADMIT, Phase.PREPARE, Phase.FORWARD, Phase.SAMPLE, Phase.RESOLVE, Phase.EMIT)
+    NO_OVERLAP = (Phase.SAMPLE, Phase.RESOLVE, Phase.ADMIT, Phase.PREPARE, Phase.FORWARD, Phase.EMIT)
+    OVERLAP = (Phase.PREPARE, Phase.SAMPLE, Phase.FORWARD, Phase.RESOLVE, Phase.EMIT)
+    PRIMER = (Phase.ADMIT, Phase.PREPARE, Phase.FORWARD)
+    DRAIN = (Phase.SAMPLE, Phase.RESOLVE, Phase.EMIT)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases, in order."""
+        return self.value
+
+    @property
+    def label(self) -> str:
+        """The order's name in spans, tables and messages."""
+        return self.name.lower()
+
+
+class Reason(Enum):
+    """Why an iteration took its order."""
+
+    LEGACY_MODE = "legacy mode"
+    STEADY_DECODE = "decode rows only, nothing to admit"
+    NO_PENDING_FORWARD = "no forward is pending"
+    PREFILL_PENDING = "the pending forward holds prefill rows"
+    CHUNK_IN_PROGRESS = "a prompt is being read in chunks"
+    PAUSED_ROWS = "rows are paused"
+    NOT_ENOUGH_BLOCKS = "not enough blocks for the next token of every row"
+    HEAD_ADMISSIBLE = "the head of the queue can be admitted"
+    ALL_ROWS_ENDING = "every row ends with the pending forward"
+    POLICY = "the order policy refused overlap"
+    MODE_SWITCH = "the mode is about to change"
+    NOTHING_TO_RUN = "only aborted requests are left"

@@ -1,0 +1,108 @@
+"""Which order an iteration takes: facts in, order and reason out, no side effects.
+
+``choose_order`` holds the rules (reference §1.7 with §2's invariant I28); an :class:`OrderPolicy` may prefer
+no-overlap where overlap is legal, and is not asked where it is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine.config import Mode
+from engine.errors import ConfigError
+from engine.phases import Order, Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderState:
+    """What the choice depends on, read at an iteration border."""
+
+    mode: Mode
+    """In force now."""
+    wanted_mode: Mode
+    """Asked for; differs until the border where the switch takes effect."""
+    has_pending: bool
+    """A launched forward waits to be sampled."""
+    pending_has_prefill: bool
+    chunk_in_progress: bool
+    num_paused: int
+    num_active: int
+    """Live rows that run."""
+    num_continuing: int
+    """Of those, the rows not known to end with the pending forward."""
+    blocks_needed: int
+    """New blocks the continuing rows take next."""
+    blocks_available: int
+    has_waiting: bool
+    """Something waits that was not aborted."""
+    head_admissible: bool
+    """The head of the queue could be admitted now."""
+
+
+class OrderPolicy(Protocol):
+    """Asked each time overlap is legal. A researcher passes their own to the engine."""
+
+    def choose(self, state: OrderState) -> tuple[Order, Reason]:
+        """``(Order.OVERLAP, Reason.STEADY_DECODE)`` or ``(Order.NO_OVERLAP, Reason.POLICY)``."""
+        ...
+
+
+class PreferOverlap:
+    """Overlap whenever it is legal."""
+
+    def choose(self, state: OrderState) -> tuple[Order, Reason]:
+        """Always overlap."""
+        return Order.OVERLAP, Reason.STEADY_DECODE
+
+
+class NeverOverlap:
+    """The async orders without overlap: tells re-ordering and overlap apart without a third mode."""
+
+    def choose(self, state: OrderState) -> tuple[Order, Reason]:
+        """Never overlap."""
+        return Order.NO_OVERLAP, Reason.POLICY
+
+
+prefer_overlap: OrderPolicy = PreferOverlap()
+never_overlap: OrderPolicy = NeverOverlap()
+
+
+def overlap_refusal(state: OrderState) -> Reason | None:
+    """Why an iteration with a pending forward may not overlap; None if it may."""
+    if state.pending_has_prefill:
+        return Reason.PREFILL_PENDING
+    if state.chunk_in_progress:
+        return Reason.CHUNK_IN_PROGRESS
+    if state.num_paused:
+        return Reason.PAUSED_ROWS
+    if state.head_admissible:
+        return Reason.HEAD_ADMISSIBLE
+    if state.num_continuing == 0:
+        return Reason.ALL_ROWS_ENDING
+    if state.blocks_needed > state.blocks_available:
+        return Reason.NOT_ENOUGH_BLOCKS
+    return None
+
+
+def choose_order(state: OrderState, policy: OrderPolicy) -> tuple[Order, Reason]:
+    """The order of the next iteration and why.
+
+    Raises:
+        ConfigError: the policy answered with an order other than the two it may choose between.
+    """
+    if state.has_pending and state.wanted_mode != state.mode:
+        return Order.DRAIN, Reason.MODE_SWITCH
+    if not state.has_pending and state.num_active == 0 and not state.has_waiting:
+        return Order.DRAIN, Reason.NOTHING_TO_RUN
+    if state.mode == "legacy":
+        return Order.LEGACY, Reason.LEGACY_MODE
+    if not state.has_pending:
+        return Order.PRIMER, Reason.NO_PENDING_FORWARD
+    refusal = overlap_refusal(state)
+    if refusal is not None:
+        return Order.NO_OVERLAP, refusal
+    order, reason = policy.choose(state)
+    if order not in (Order.OVERLAP, Order.NO_OVERLAP) or not isinstance(reason, Reason):
+        raise ConfigError(f"an order policy answers Order.OVERLAP or Order.NO_OVERLAP with a Reason, got {order!r}")
+    return order, reason

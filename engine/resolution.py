@@ -1,0 +1,131 @@
+"""What a sampled token means for its request: commit, log probabilities, and whether it ends."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.config import ResolvedConfig
+from engine.counters import Counters
+from engine.request import Request, RequestState
+from engine.runner import SampleResult
+from engine.sampling.logprobs import logprob_row
+from engine.table import RequestTable
+
+if TYPE_CHECKING:
+    from engine.controller import Iteration
+
+
+def end_of(request: Request, eos_token_ids: tuple[int, ...]) -> tuple[str, int | None] | None:
+    """How the request ends with its newest token, if it does: (finish reason, stop id). Stop comes before length."""
+    if not request.output_ids:
+        return None
+    token, params = request.output_ids[-1], request.params
+    if len(request.output_ids) > params.min_tokens:
+        if params.stop_token_ids and token in params.stop_token_ids:
+            return "stop", token
+        if not params.ignore_eos and token in eos_token_ids:
+            return "stop", None
+    if len(request.output_ids) >= request.max_new_tokens:
+        return "length", None
+    return None
+
+
+def commit_results(
+    result: SampleResult, table: RequestTable, iteration: Iteration, resolved: ResolvedConfig, counters: Counters
+) -> None:
+    """Give each sampled token to the request it was drawn for, and find those that end.
+
+    Results are tied to generations: a row whose owner has changed since sampling takes nothing.
+    """
+    rows = np.arange(result.first_row, result.first_row + result.num_rows)
+    ints = result.buffers.ints[1].numpy()[:, : result.num_rows]
+    tokens: list[int] = ints[0].tolist()
+    counters.sampled_rows += result.num_rows
+    counters.near_boundary += int(ints[2].sum())
+    owned = (table.key[rows] == result.keys) & (ints[1] == 0)
+    if not owned.all():
+        _fail_bad_rows(ints[1], table, rows, result.keys, iteration)
+    may_end = _may_end(table, rows, ints[0], resolved.eos_token_ids)
+    now_ns = time.perf_counter_ns()
+    for i in np.flatnonzero(owned).tolist():
+        request = table.requests[int(rows[i])]
+        assert request is not None
+        if request.abort_requested:
+            continue  # after an abort no token is given
+        request.output_ids.append(tokens[i])
+        table.num_output[rows[i]] += 1
+        iteration.new_tokens += 1
+        iteration.advanced.append(request)
+        if request.state is RequestState.PREFILL:
+            _first_token(request, now_ns, iteration.index)
+        if request.params.logprobs is not None:
+            request.logprobs.append(_logprobs(result, i, tokens[i], request.params.logprobs))
+        if may_end[i]:
+            _end(request, resolved.eos_token_ids, iteration)
+    _commit_prompts(result)
+    table.is_prefill[rows] = False
+
+
+def _may_end(
+    table: RequestTable, rows: NDArray[np.int64], tokens: NDArray[np.int64], eos: tuple[int, ...]
+) -> NDArray[np.bool_]:
+    """Rows worth a closer look; all others certainly go on."""
+    length = table.num_output[rows] + 1 >= table.max_output[rows]
+    at_eos = np.isin(tokens, eos) & ~table.ignores_eos[rows]
+    return np.asarray(length | at_eos | table.has_stops[rows], dtype=np.bool_)
+
+
+def _first_token(request: Request, now_ns: int, iteration: int) -> None:
+    request.move_to(RequestState.DECODE)
+    if request.timings.first_token_ns is None:
+        request.timings = replace(request.timings, first_token_ns=now_ns, first_token_iteration=iteration)
+    if request.params.prompt_logprobs is not None and len(request.prompt_ids) == 1:
+        request.prompt_logprobs = [None]
+
+
+def _end(request: Request, eos: tuple[int, ...], iteration: Iteration) -> None:
+    end = end_of(request, eos)
+    if end is not None:
+        request.finish_reason, request.stop_reason = end
+        iteration.ended.append(request)
+
+
+def _fail_bad_rows(
+    bad: NDArray[np.int64],
+    table: RequestTable,
+    rows: NDArray[np.int64],
+    keys: NDArray[np.int64],
+    iteration: Iteration,
+) -> None:
+    """A row whose logits hold NaN or nothing finite fails its own request; the others are not touched."""
+    for i in np.flatnonzero((bad != 0) & (table.key[rows] == keys)).tolist():
+        request = table.requests[int(rows[i])]
+        if request is None or request.abort_requested:
+            continue
+        request.finish_reason = "error"
+        request.stop_reason = "the model's logits are NaN, infinite or all masked at this position"
+        iteration.ended.append(request)
+
+
+def _logprobs(result: SampleResult, index: int, token: int, count: int) -> dict[int, float]:
+    buffers = result.buffers
+    top_ids = buffers.top_ids[1][index, :count].tolist()
+    top_values = buffers.top_values[1][index, :count].tolist()
+    return logprob_row(token, float(buffers.chosen[1][index]), top_ids, top_values, count)
+
+
+def _commit_prompts(result: SampleResult) -> None:
+    for prompt, (chosen, top_ids, top_values) in zip(
+        result.pending.plan.prompt_rows, result.prompt_values, strict=True
+    ):
+        request, count = prompt.request, prompt.num_logprobs
+        values, ids, tops = chosen.tolist(), top_ids.tolist(), top_values.tolist()
+        rows = [
+            logprob_row(token, values[i], ids[i], tops[i], count) for i, token in enumerate(request.prompt_ids[1:])
+        ]
+        request.prompt_logprobs = [None, *rows]

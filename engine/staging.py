@@ -1,0 +1,86 @@
+"""Staged inputs: named fields laid out in one slab, so that a step needs one host-to-device copy.
+
+The device side is one tensor with a fixed address, which graphs read. The host side exists twice: while the copy of
+one step may still be queued, the next step is staged in the other (I30). Each half carries the event of its last copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.device import Device, Event
+
+_ALIGN = 16
+_NUMPY: dict[torch.dtype, type[np.generic]] = {
+    torch.int64: np.int64,
+    torch.int32: np.int32,
+    torch.float32: np.float32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One named array of a slab."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size without alignment."""
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+
+class HostSlab:
+    """One host half: ``fields[name]`` is a numpy view that may be written once :meth:`acquire` has returned."""
+
+    def __init__(self, device: Device, layout: list[tuple[Field, int]], num_bytes: int) -> None:
+        self.tensor = device.host(num_bytes, torch.uint8)
+        raw = self.tensor.numpy()
+        self.fields: dict[str, NDArray[Any]] = {
+            field.name: raw[offset : offset + field.num_bytes].view(_NUMPY[field.dtype]).reshape(field.shape)
+            for field, offset in layout
+        }
+        self.copied: Event | None = None
+        """Behind the last copy out of this half."""
+
+
+class Slab:
+    """A device tensor of named fields with two host halves."""
+
+    def __init__(self, device: Device, fields: list[Field]) -> None:
+        layout: list[tuple[Field, int]] = []
+        num_bytes = 0
+        for field in fields:
+            layout.append((field, num_bytes))
+            num_bytes += -(-field.num_bytes // _ALIGN) * _ALIGN
+        self.device_tensor = device.zeros(num_bytes, torch.uint8)
+        self.device_fields: dict[str, Tensor] = {
+            field.name: self.device_tensor[offset : offset + field.num_bytes].view(field.dtype).view(field.shape)
+            for field, offset in layout
+        }
+        self._halves = (HostSlab(device, layout, num_bytes), HostSlab(device, layout, num_bytes))
+        self._next = 0
+        self.num_waits = 0
+        """How often the host had to wait for a copy before staging; 0 in a healthy run (I33)."""
+
+    def acquire(self) -> HostSlab:
+        """The half to stage the next step in; blocks only if its last copy has not run yet."""
+        half = self._halves[self._next]
+        self._next ^= 1
+        if half.copied is not None and not half.copied.done():
+            self.num_waits += 1
+            half.copied.wait()
+        half.copied = None
+        return half
+
+    def upload(self, half: HostSlab) -> None:
+        """Copy a half to the device; call inside launched work, then record ``half.copied``."""
+        self.device_tensor.copy_(half.tensor, non_blocking=True)

@@ -1,0 +1,214 @@
+"""The request table: one row a request that holds blocks, one column a fact about it.
+
+    RequestTable   rows [0, num_paused) paused, then decode, then prefill up to num_live; then at most one hidden row
+                   (a chunk between two steps, not used yet); then free.    R = max_requests, C = blocks a row
+        key          [R]     int64   the request's unique key, its generation; -1 on free rows
+        kv_len       [R]     int32   tokens whose cache entries exist or are written by a launched forward
+        num_output   [R]     int32   output tokens whose values the host knows
+        max_output   [R]     int32   output tokens after which the request ends by length
+        prompt_len   [R]     int32   tokens its prefill reads: the prompt, after recovery also earlier output
+        is_prefill   [R]     bool    its prompt's sample is not resolved yet
+        block_count  [R]     int32   blocks held
+        block_ids    [R, C]  int32   -1 past block_count
+        state_slot   [R]     int32   recurrent-state slot; -1 without one
+        num_drafts   [R]     int32   drafted tokens in the pending forward
+        num_accepted [R]     int32   of those, accepted
+        chunk_done   [R]     int32   prompt tokens read by earlier chunks
+        ignores_eos  [R]     bool    EOS does not end it
+        has_stops    [R]     bool    it has stop ids of its own
+
+The columns are plain numpy: what the device reads is staged in a pinned slab (``engine/staging.py``), so nothing here
+is ever the source of a copy in flight, and phases may change rows freely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.request import Request
+
+Rows = NDArray[np.int64]
+
+_COLUMNS: dict[str, tuple[type[np.generic], int]] = {
+    "key": (np.int64, -1),
+    "kv_len": (np.int32, 0),
+    "num_output": (np.int32, 0),
+    "max_output": (np.int32, 0),
+    "prompt_len": (np.int32, 0),
+    "is_prefill": (np.bool_, 0),
+    "block_count": (np.int32, 0),
+    "state_slot": (np.int32, -1),
+    "num_drafts": (np.int32, 0),
+    "num_accepted": (np.int32, 0),
+    "chunk_done": (np.int32, 0),
+    "ignores_eos": (np.bool_, 0),
+    "has_stops": (np.bool_, 0),
+}
+"""Every one-dimensional column: its type and what a free row holds."""
+
+
+class Moves(NamedTuple):
+    """Row moves of one compaction: row ``source[i]`` goes to ``target[i]``; the two sets are disjoint."""
+
+    source: Rows
+    target: Rows
+    new_row: Rows
+    """[rows before] where each old row is now, -1 if dropped."""
+
+
+def fill_holes(alive: NDArray[np.bool_]) -> Rows:
+    """The survivor order: which old row each new row holds (I10).
+
+    Survivors among the first k rows stay; those beyond, in ascending order, fill the holes in ascending order.
+    ``[0,1,1]`` gives ``[2,1]``.
+
+    Args:
+        alive: [n] bool, which rows survive.
+
+    Returns:
+        [k] int64, old row of each new row; k survivors.
+    """
+    num_alive = int(np.count_nonzero(alive))
+    order = np.arange(num_alive, dtype=np.int64)
+    holes = np.flatnonzero(~alive[:num_alive])
+    order[holes] = np.flatnonzero(alive[num_alive:]) + num_alive
+    return order
+
+
+class RequestTable:
+    """See the module's text for the map. All columns move together, in :meth:`keep` and nowhere else (I11)."""
+
+    def __init__(self, max_requests: int, max_blocks_per_row: int) -> None:
+        self.max_requests = max_requests
+        self.num_paused = 0
+        self.num_live = 0
+        self.version = 0
+        """Changes whenever a row is added, dropped or moved."""
+        self.requests: list[Request | None] = [None] * max_requests
+        self.block_ids: NDArray[np.int32] = np.full((max_requests, max_blocks_per_row), -1, dtype=np.int32)
+        self.key: NDArray[np.int64] = _column("key", max_requests)
+        self.kv_len: NDArray[np.int32] = _column("kv_len", max_requests)
+        self.num_output: NDArray[np.int32] = _column("num_output", max_requests)
+        self.max_output: NDArray[np.int32] = _column("max_output", max_requests)
+        self.prompt_len: NDArray[np.int32] = _column("prompt_len", max_requests)
+        self.is_prefill: NDArray[np.bool_] = _column("is_prefill", max_requests)
+        self.block_count: NDArray[np.int32] = _column("block_count", max_requests)
+        self.state_slot: NDArray[np.int32] = _column("state_slot", max_requests)
+        self.num_drafts: NDArray[np.int32] = _column("num_drafts", max_requests)
+        self.num_accepted: NDArray[np.int32] = _column("num_accepted", max_requests)
+        self.chunk_done: NDArray[np.int32] = _column("chunk_done", max_requests)
+        self.ignores_eos: NDArray[np.bool_] = _column("ignores_eos", max_requests)
+        self.has_stops: NDArray[np.bool_] = _column("has_stops", max_requests)
+
+    @property
+    def num_active(self) -> int:
+        """Rows that run: decode and prefill."""
+        return self.num_live - self.num_paused
+
+    @property
+    def num_free(self) -> int:
+        """Rows a new request could take."""
+        return self.max_requests - self.num_live
+
+    @property
+    def active_rows(self) -> Rows:
+        """[num_active] rows that run, decode before prefill."""
+        return np.arange(self.num_paused, self.num_live, dtype=np.int64)
+
+    def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
+        """Every numpy column by name, the block table included."""
+        for name in _COLUMNS:
+            yield name, getattr(self, name)
+        yield "block_ids", self.block_ids
+
+    def live_requests(self) -> list[Request]:
+        """The requests of all live rows, in row order."""
+        return [request for request in self.requests[: self.num_live] if request is not None]
+
+    def add(self, request: Request, block_ids: NDArray[np.int32], *, prefill_len: int) -> int:
+        """Append a prefill row holding ``block_ids``; returns its index. The caller checked that a row is free."""
+        row = self.num_live
+        assert row < self.max_requests, "no free row"
+        self.clear(row)
+        self.requests[row] = request
+        self.key[row] = request.key
+        self.num_output[row] = len(request.output_ids)
+        self.max_output[row] = request.max_new_tokens
+        self.prompt_len[row] = prefill_len
+        self.is_prefill[row] = True
+        self.ignores_eos[row] = request.params.ignore_eos
+        self.has_stops[row] = bool(request.params.stop_token_ids)
+        self.block_ids[row, : block_ids.size] = block_ids
+        self.block_count[row] = block_ids.size
+        self.num_live += 1
+        self.version += 1
+        request.row = row
+        return row
+
+    def append_blocks(self, rows: Rows, block_ids: NDArray[np.int32]) -> None:
+        """Give each of ``rows`` one more block, in order."""
+        self.block_ids[rows, self.block_count[rows]] = block_ids
+        self.block_count[rows] += 1
+
+    def held_blocks(self, rows: Rows) -> NDArray[np.int32]:
+        """All block ids that ``rows`` hold, with repeats if shared."""
+        held = self.block_ids[rows]
+        return held[held >= 0]
+
+    def keep(self, alive: NDArray[np.bool_]) -> Moves:
+        """Drop the live rows that are not ``alive`` and close the holes; blocks must have been released.
+
+        Args:
+            alive: [num_live] bool.
+
+        Returns:
+            The moves made; also what the device's columns must follow.
+        """
+        order = fill_holes(alive)
+        target = np.flatnonzero(order != np.arange(order.size)).astype(np.int64)
+        source = order[target]
+        for row in np.flatnonzero(~alive):
+            request = self.requests[row]
+            if request is not None:
+                request.row = None
+        for _, column in self.columns():
+            column[target] = column[source]
+        for source_row, target_row in zip(source.tolist(), target.tolist(), strict=True):
+            moved = self.requests[source_row]
+            self.requests[target_row] = moved
+            if moved is not None:
+                moved.row = target_row
+        for row in range(order.size, self.num_live):
+            self.clear(row)
+        self.num_live = order.size
+        self.version += 1
+        new_row = np.full(alive.size, -1, dtype=np.int64)
+        new_row[order] = np.arange(order.size)
+        return Moves(source, target, new_row)
+
+    def clear(self, row: int) -> None:
+        """Put the values of a free row into ``row`` (I3)."""
+        self.requests[row] = None
+        for name, (_, empty) in _COLUMNS.items():
+            getattr(self, name)[row] = empty
+        self.block_ids[row] = -1
+
+    def reset(self) -> None:
+        """Every row is free."""
+        for row in range(self.num_live):
+            request = self.requests[row]
+            if request is not None:
+                request.row = None
+            self.clear(row)
+        self.num_live = 0
+        self.num_paused = 0
+        self.version += 1
+
+
+def _column(name: str, max_requests: int) -> Any:
+    dtype, empty = _COLUMNS[name]
+    return np.full(max_requests, empty, dtype=dtype)

@@ -1,0 +1,324 @@
+"""From records to tables: pure functions, defined number by number in ``docs/metrics.md``.
+
+The order of the records never matters. Void iterations are counted, and left out of every time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from tracing.comparison import format_comparison
+from tracing.intervals import Interval, gaps, intersect, length, merge, subtract
+from tracing.records import (
+    BATCH_OF,
+    COMPUTE_LANE,
+    COPY_LANE,
+    PHASES,
+    Category,
+    IterationRecord,
+    RequestRecord,
+    Span,
+)
+from tracing.summary import (
+    DevicePhase,
+    DeviceTimes,
+    GraphTable,
+    HostPhase,
+    HostTimes,
+    IterationTimes,
+    OrderRow,
+    PhaseSlice,
+    RequestLatency,
+    Spread,
+    Summary,
+    WastedRows,
+)
+
+__all__ = ["format_comparison", "iteration_table", "measured_windows", "request_latency", "summarise"]
+
+_NS_PER_S = 1e9
+
+
+def summarise(
+    spans: Sequence[Span], iterations: Sequence[IterationRecord], requests: Sequence[RequestRecord] = ()
+) -> Summary:
+    """All numbers of one run.
+
+    Device work that had not finished when ``spans`` was read is missing from them: wait for the device
+    before reading a run's last iterations.
+    """
+    records = sorted(iterations, key=lambda record: record.begin_ns)
+    timed = [record for record in records if not record.is_void]
+    windows = measured_windows(records)
+    measured_ns = length(windows)
+    new_tokens = sum(record.new_tokens for record in timed)
+    return Summary(
+        num_iterations=len(records),
+        num_void=len(records) - len(timed),
+        void_reasons=_by_count(Counter(reason for record in records for reason in record.void_reasons)),
+        measured_ns=measured_ns,
+        new_tokens=new_tokens,
+        tokens_per_s=_ratio(new_tokens * _NS_PER_S, measured_ns),
+        step=Spread.of(record.duration_ns for record in timed),
+        step_by_batch=_step_by_batch(timed),
+        orders=_order_rows(records),
+        host=_host_times(spans, timed, measured_ns),
+        device=_device_times(spans, timed, windows),
+        graphs=_graph_table(records),
+        wasted_rows=_wasted_rows(records),
+        requests=request_latency(requests, records),
+    )
+
+
+def measured_windows(records: Sequence[IterationRecord]) -> list[Interval]:
+    """Stretches of wall time that count: from the begin of a timed iteration to the end of the last that follows it.
+
+    A stretch ends before a void iteration, where an iteration number is missing (one was abandoned), and where
+    an iteration left nothing queued or active (the engine then had no work: that is no bubble).
+
+    Args:
+        records: Sorted by begin.
+    """
+    windows: list[Interval] = []
+    last: IterationRecord | None = None
+    for record in records:
+        if record.is_void:
+            last = None
+            continue
+        goes_on = (
+            last is not None and record.iteration == last.iteration + 1 and bool(last.num_waiting + last.num_active)
+        )
+        start = windows.pop()[0] if goes_on else record.begin_ns
+        windows.append((start, record.end_ns))
+        last = record
+    return windows
+
+
+def iteration_table(spans: Sequence[Span], iterations: Sequence[IterationRecord]) -> list[IterationTimes]:
+    """Where the wall time of each iteration went, void ones included; sorted by begin.
+
+    A host span counts for the record with its number that it lies in, so what an abandoned iteration
+    left behind is never charged to the one that took its number.
+    """
+    busy = _device_union(spans, COMPUTE_LANE)
+    by_iteration: dict[int, list[Span]] = defaultdict(list)
+    for span in spans:
+        if span.category in (Category.PHASE, Category.WAIT):
+            by_iteration[span.iteration].append(span)
+    return [
+        _iteration_times(record, by_iteration[record.iteration], busy)
+        for record in sorted(iterations, key=lambda record: record.begin_ns)
+    ]
+
+
+def request_latency(requests: Sequence[RequestRecord], records: Sequence[IterationRecord] = ()) -> RequestLatency:
+    """Queue delay, TTFT, TPOT, ITL and end-to-end time of requests; those that met a void iteration are left out."""
+    void = merge((record.begin_ns, record.end_ns) for record in records if record.is_void)
+    timed = [request for request in requests if not _meets(request, void)]
+    return RequestLatency(
+        count=len(timed),
+        num_void=len(requests) - len(timed),
+        finish_reasons=_by_count(Counter(request.finish_reason or "unfinished" for request in requests)),
+        queue_delay=Spread.of(r.admitted_ns - r.arrival_ns for r in timed if r.admitted_ns is not None),
+        ttft=Spread.of(r.first_token_ns - r.arrival_ns for r in timed if r.first_token_ns is not None),
+        tpot=Spread.of(
+            (r.finished_ns - r.first_token_ns) / (r.num_output_tokens - 1)
+            for r in timed
+            if r.finished_ns is not None and r.first_token_ns is not None and r.num_output_tokens > 1
+        ),
+        itl=Spread.of(later - sooner for r in timed for sooner, later in pairwise(r.token_times_ns)),
+        e2e=Spread.of(r.finished_ns - r.arrival_ns for r in timed if r.finished_ns is not None),
+    )
+
+
+def _iteration_times(record: IterationRecord, spans: Iterable[Span], busy: Sequence[Interval]) -> IterationTimes:
+    inside = [span for span in spans if record.begin_ns <= span.start_ns and span.end_ns <= record.end_ns]
+    waits = merge(_interval(span) for span in inside if span.category is Category.WAIT)
+    by_name: dict[str, list[Interval]] = defaultdict(list)
+    for span in inside:
+        if span.category is Category.PHASE:
+            by_name[span.name].append(_interval(span))
+    phases = {name: _phase_slice(merge(by_name[name]), waits, busy) for name in sorted(by_name, key=_phase_rank)}
+    host_ns = sum(phase.host_ns for phase in phases.values())
+    wait_ns = sum(phase.wait_ns for phase in phases.values())
+    hidden_ns = sum(phase.hidden_ns for phase in phases.values())
+    return IterationTimes(
+        iteration=record.iteration,
+        order=record.order,
+        duration_ns=record.duration_ns,
+        host_ns=host_ns,
+        wait_ns=wait_ns,
+        other_ns=record.duration_ns - host_ns - wait_ns,
+        hidden_ns=hidden_ns,
+        exposed_ns=host_ns - hidden_ns,
+        busy_ns=length(intersect([(record.begin_ns, record.end_ns)], busy)),
+        phases=phases,
+    )
+
+
+def _phase_slice(phase: list[Interval], waits: list[Interval], busy: Sequence[Interval]) -> PhaseSlice:
+    work = subtract(phase, waits)
+    return PhaseSlice(
+        host_ns=length(work), wait_ns=length(phase) - length(work), hidden_ns=length(intersect(work, busy))
+    )
+
+
+def _host_times(spans: Sequence[Span], timed: Sequence[IterationRecord], measured_ns: int) -> HostTimes:
+    table = iteration_table(spans, timed)
+    has_device = any(span.category is Category.DEVICE and span.lane == COMPUTE_LANE for span in spans)
+    work_ns = sum(row.host_ns for row in table)
+    hidden_ns = sum(row.hidden_ns for row in table)
+    names = sorted({name for row in table for name in row.phases}, key=_phase_rank)
+    return HostTimes(
+        work_ns=work_ns,
+        wait_ns=sum(row.wait_ns for row in table),
+        other_ns=sum(row.other_ns for row in table),
+        between_ns=measured_ns - sum(row.duration_ns for row in table),
+        hidden_ns=hidden_ns if has_device else None,
+        exposed_ns=work_ns - hidden_ns if has_device else None,
+        hidden_share=_ratio(hidden_ns, work_ns) if has_device else None,
+        phases=tuple(_host_phase(name, table, has_device) for name in names),
+    )
+
+
+def _host_phase(name: str, table: Sequence[IterationTimes], has_device: bool) -> HostPhase:
+    slices = [row.phases[name] for row in table if name in row.phases]
+    host = Spread.of(part.host_ns for part in slices)
+    assert host is not None, f"no iteration has phase {name}"
+    hidden_ns = sum(part.hidden_ns for part in slices)
+    return HostPhase(
+        name=name,
+        host=host,
+        wait_ns=sum(part.wait_ns for part in slices),
+        hidden_ns=hidden_ns if has_device else None,
+        exposed_ns=sum(part.host_ns for part in slices) - hidden_ns if has_device else None,
+    )
+
+
+def _device_times(spans: Sequence[Span], timed: Sequence[IterationRecord], windows: Sequence[Interval]) -> DeviceTimes:
+    compute = _device_union(spans, COMPUTE_LANE)
+    # Gaps are taken inside each stretch, so that what lies between two stretches is never a bubble.
+    bubbles = [gap for window in windows for gap in gaps(intersect([window], compute))]
+    busy_ns = length(intersect(windows, compute)) if compute else None
+    bubble_ns = length(bubbles) if compute else None
+    copies = _device_union(spans, COPY_LANE)
+    measured_ns = length(windows)
+    return DeviceTimes(
+        busy_ns=busy_ns,
+        busy_share=None if busy_ns is None else _ratio(busy_ns, measured_ns),
+        bubble_ns=bubble_ns,
+        bubble_share=None if bubble_ns is None else _ratio(bubble_ns, measured_ns),
+        bubbles=Spread.of(end - start for start, end in bubbles),
+        copy_ns=length(intersect(windows, copies)) if copies else None,
+        phases=_device_phases(spans, timed),
+    )
+
+
+def _device_phases(spans: Iterable[Span], timed: Iterable[IterationRecord]) -> tuple[DevicePhase, ...]:
+    record_of = {record.iteration: record for record in timed}
+    totals: dict[tuple[str, str, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for span in spans:
+        record = record_of.get(span.iteration)
+        if span.category is not Category.DEVICE or record is None or not _enqueued_in(span, record):
+            continue
+        totals[span.name, span.lane, _batch_kind(span.name, record)][span.iteration] += span.duration_ns
+    rows = []
+    for name, lane, batch in sorted(totals, key=lambda key: (key[1] != COMPUTE_LANE, _phase_rank(key[0]), key[2])):
+        time = Spread.of(totals[name, lane, batch].values())
+        assert time is not None
+        rows.append(DevicePhase(name=name, lane=lane, batch=batch, time=time))
+    return tuple(rows)
+
+
+def _batch_kind(name: str, record: IterationRecord) -> str:
+    side = BATCH_OF.get(name)
+    batch = record.consumed if side == "consumed" else record.launched if side == "launched" else None
+    return "-" if batch is None else batch.kind
+
+
+def _enqueued_in(span: Span, record: IterationRecord) -> bool:
+    return span.enqueued_ns is None or record.begin_ns <= span.enqueued_ns <= record.end_ns
+
+
+def _step_by_batch(timed: Sequence[IterationRecord]) -> dict[str, Spread | None]:
+    return {
+        kind: Spread.of(r.duration_ns for r in timed if r.launched is not None and r.launched.kind == kind)
+        for kind in ("decode", "prefill", "mixed")
+    }
+
+
+def _order_rows(records: Sequence[IterationRecord]) -> tuple[OrderRow, ...]:
+    by_order: dict[str, list[IterationRecord]] = defaultdict(list)
+    for record in records:
+        by_order[record.order].append(record)
+    rows = [
+        OrderRow(
+            order=order,
+            count=len(members),
+            share=len(members) / len(records),
+            reasons=_by_count(Counter(member.reason for member in members)),
+            step=Spread.of(member.duration_ns for member in members if not member.is_void),
+        )
+        for order, members in by_order.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.count, row.order)))
+
+
+def _graph_table(records: Sequence[IterationRecord]) -> GraphTable:
+    forwards = [(record.graph, record.launched) for record in records if record.graph is not None]
+    uses = [use for use, _ in forwards]
+    hits = sum(use.hit for use in uses)
+    padding = sum(use.padding_tokens for use in uses)
+    real = sum(batch.num_tokens for _, batch in forwards if batch is not None)
+    return GraphTable(
+        hits=hits,
+        misses=_by_count(Counter(use.miss_reason or "unknown" for use in uses if not use.hit)),
+        labels=_by_count(Counter(use.label for use in uses)),
+        hit_rate=_ratio(hits, len(uses)),
+        padding_tokens=padding,
+        padding_share=_ratio(padding, padding + real),
+    )
+
+
+def _wasted_rows(records: Sequence[IterationRecord]) -> WastedRows:
+    by_cause: Counter[str] = Counter()
+    for record in records:
+        by_cause.update(record.wasted_rows)
+    rows = sum(record.consumed.num_rows for record in records if record.consumed is not None)
+    total = by_cause.total()
+    return WastedRows(by_cause=_by_count(by_cause), total=total, consumed_rows=rows, share=_ratio(total, rows))
+
+
+def _goes_on(last: IterationRecord, record: IterationRecord) -> bool:
+    return record.iteration == last.iteration + 1 and last.num_waiting + last.num_active > 0
+
+
+def _meets(request: RequestRecord, void: Sequence[Interval]) -> bool:
+    """Whether a void iteration ran while the request lived."""
+    if not void:
+        return False
+    end_ns = void[-1][1] if request.finished_ns is None else request.finished_ns
+    return bool(intersect([(request.arrival_ns, max(end_ns, request.arrival_ns + 1))], void))
+
+
+def _device_union(spans: Iterable[Span], lane: str) -> list[Interval]:
+    return merge(_interval(span) for span in spans if span.category is Category.DEVICE and span.lane == lane)
+
+
+def _interval(span: Span) -> Interval:
+    return span.start_ns, span.end_ns
+
+
+def _phase_rank(name: str) -> tuple[int, str]:
+    return (PHASES.index(name) if name in PHASES else len(PHASES), name)
+
+
+def _by_count(counts: Counter[str]) -> dict[str, int]:
+    """Largest first, then by name, so that any order of records gives the same table."""
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None

@@ -1,0 +1,244 @@
+"""Summaries side by side: one row a metric, the same rows for the terminal, the report and JSON readers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from tracing.records import COMPUTE_LANE, PHASES
+from tracing.summary import HostPhase, OrderRow, Spread, Summary
+
+NO_SAMPLES = "no samples"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One metric over all runs."""
+
+    section: str
+    label: str
+    unit: str
+    values: tuple[float | None, ...]
+    """One a run; None: no samples."""
+
+    @property
+    def ratio(self) -> float | None:
+        """Last run over first; None with one run, without samples, or over zero."""
+        first, last = self.values[0], self.values[-1]
+        if len(self.values) < 2 or first is None or last is None or first == 0:
+            return None
+        return last / first
+
+
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    section: str
+    label: str
+    unit: str
+    get: Callable[[Summary], float | None]
+
+
+def comparison_rows(summaries: Sequence[Summary]) -> list[Row]:
+    """Every metric of ``docs/metrics.md``, in its order.
+
+    Raises:
+        ValueError: there is no summary.
+    """
+    if not summaries:
+        raise ValueError("summaries must hold at least one run, got none")
+    metrics = [*_METRICS, *_phase_metrics(summaries), *_order_metrics(summaries), *_cause_metrics(summaries)]
+    return [Row(m.section, m.label, m.unit, tuple(m.get(summary) for summary in summaries)) for m in metrics]
+
+
+def format_comparison(summaries: Mapping[str, Summary]) -> str:
+    """A table for a terminal: name, unit, one column a run, and the last run over the first.
+
+    Args:
+        summaries: By the name its column gets; the first is the baseline.
+    """
+    names = list(summaries)
+    rows = comparison_rows(list(summaries.values()))
+    head = ["", "unit", *names]
+    if len(names) > 1:
+        head.append(f"{names[-1]}/{names[0]}")
+    cells = [head]
+    for row in rows:
+        line = [f"  {row.label}", row.unit, *(format_value(value, row.unit) for value in row.values)]
+        if len(names) > 1:
+            line.append("" if row.ratio is None else f"{row.ratio:.2f}x")
+        cells.append(line)
+    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
+    lines = [_aligned(head, widths)]
+    section = None
+    for row, line in zip(rows, cells[1:], strict=True):
+        if row.section != section:
+            lines += ["", row.section]
+            section = row.section
+        lines.append(_aligned(line, widths))
+    lines += ["", "orders and reasons", *_reason_lines(summaries)]
+    return "\n".join(lines)
+
+
+def format_value(value: float | None, unit: str) -> str:
+    """A number as tables show it; ``no samples`` for None."""
+    if value is None:
+        return NO_SAMPLES
+    if unit == "":
+        return f"{value:,.0f}"
+    if unit == "%":
+        return f"{value:.1f}"
+    return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.2f}" if abs(value) >= 1 else f"{value:.3f}"
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Name and unit to the left, numbers to the right."""
+    parts = [
+        cell.ljust(width) if column < 2 else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(parts).rstrip()
+
+
+def _reason_lines(summaries: Mapping[str, Summary]) -> list[str]:
+    lines = []
+    for name, summary in summaries.items():
+        for order in summary.orders:
+            reasons = ", ".join(f"{reason} {count}" for reason, count in order.reasons.items())
+            lines.append(f"  {name}: {order.order} {order.count} ({100 * order.share:.1f} %): {reasons}")
+    return lines
+
+
+def _ms(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e6
+
+
+def _us(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e3
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100 * share
+
+
+def _us_each(total_ns: float | None, count: int) -> float | None:
+    return None if total_ns is None or not count else total_ns / count / 1e3
+
+
+def _spread(section: str, label: str, get: Callable[[Summary], Spread | None]) -> list[_Metric]:
+    """Median and 99th percentile of one set of samples, in milliseconds."""
+
+    def p50(summary: Summary) -> float | None:
+        spread = get(summary)
+        return None if spread is None else _ms(spread.p50_ns)
+
+    def p99(summary: Summary) -> float | None:
+        spread = get(summary)
+        return None if spread is None else _ms(spread.p99_ns)
+
+    return [_Metric(section, f"{label} p50", "ms", p50), _Metric(section, f"{label} p99", "ms", p99)]
+
+
+_REQUESTS, _STEPS, _HOST, _DEVICE, _WORK = "requests", "iterations", "host", "device", "batches"
+
+_METRICS: tuple[_Metric, ...] = (
+    _Metric(_REQUESTS, "tokens/s", "1/s", lambda s: s.tokens_per_s),
+    _Metric(_REQUESTS, "requests", "", lambda s: s.requests.count),
+    *_spread(_REQUESTS, "queue delay", lambda s: s.requests.queue_delay),
+    *_spread(_REQUESTS, "TTFT", lambda s: s.requests.ttft),
+    *_spread(_REQUESTS, "TPOT", lambda s: s.requests.tpot),
+    *_spread(_REQUESTS, "ITL", lambda s: s.requests.itl),
+    *_spread(_REQUESTS, "end to end", lambda s: s.requests.e2e),
+    _Metric(_STEPS, "iterations", "", lambda s: s.num_iterations),
+    _Metric(_STEPS, "void iterations", "", lambda s: s.num_void),
+    _Metric(_STEPS, "measured time", "s", lambda s: s.measured_ns / 1e9),
+    *_spread(_STEPS, "step time", lambda s: s.step),
+    *_spread(_STEPS, "step time, decode", lambda s: s.step_by_batch["decode"]),
+    *_spread(_STEPS, "step time, prefill", lambda s: s.step_by_batch["prefill"]),
+    *_spread(_STEPS, "step time, mixed", lambda s: s.step_by_batch["mixed"]),
+    _Metric(_HOST, "host work / iteration", "µs", lambda s: _us_each(s.host.work_ns, s.num_timed)),
+    _Metric(_HOST, "hidden / iteration", "µs", lambda s: _us_each(s.host.hidden_ns, s.num_timed)),
+    _Metric(_HOST, "exposed / iteration", "µs", lambda s: _us_each(s.host.exposed_ns, s.num_timed)),
+    _Metric(_HOST, "hidden share", "%", lambda s: _percent(s.host.hidden_share)),
+    _Metric(_HOST, "wait / iteration", "µs", lambda s: _us_each(s.host.wait_ns, s.num_timed)),
+    _Metric(_HOST, "other / iteration", "µs", lambda s: _us_each(s.host.other_ns, s.num_timed)),
+    _Metric(_HOST, "between / iteration", "µs", lambda s: _us_each(s.host.between_ns, s.num_timed)),
+    _Metric(_DEVICE, "device busy", "%", lambda s: _percent(s.device.busy_share)),
+    _Metric(_DEVICE, "bubbles", "%", lambda s: _percent(s.device.bubble_share)),
+    _Metric(_DEVICE, "bubble p50", "µs", lambda s: _us(s.device.bubbles.p50_ns) if s.device.bubbles else None),
+    _Metric(_DEVICE, "bubble p99", "µs", lambda s: _us(s.device.bubbles.p99_ns) if s.device.bubbles else None),
+    _Metric(_WORK, "graph hit rate", "%", lambda s: _percent(s.graphs.hit_rate)),
+    _Metric(_WORK, "padding tokens", "", lambda s: s.graphs.padding_tokens),
+    _Metric(_WORK, "padding share", "%", lambda s: _percent(s.graphs.padding_share)),
+    _Metric(_WORK, "wasted rows", "", lambda s: s.wasted_rows.total),
+    _Metric(_WORK, "wasted row share", "%", lambda s: _percent(s.wasted_rows.share)),
+)
+
+
+def _phase_metrics(summaries: Sequence[Summary]) -> list[_Metric]:
+    """Host and device time of each phase that any run had, median of the iterations that had it."""
+    present = {phase.name for summary in summaries for phase in summary.host.phases}
+    names = [*(name for name in PHASES if name in present), *sorted(present - set(PHASES))]
+    keys = dict.fromkeys((p.lane, p.name, p.batch) for summary in summaries for p in summary.device.phases)
+    host = [_Metric("host phases, median", name, "µs", partial(_host_median, name=name)) for name in names]
+    device = [
+        _Metric(
+            f"device {lane}, median", _device_label(name, batch), "µs", partial(_device_median, key=(lane, name, batch))
+        )
+        for lane, name, batch in sorted(keys, key=lambda key: key[0] != COMPUTE_LANE)
+    ]
+    return host + device
+
+
+def _order_metrics(summaries: Sequence[Summary]) -> list[_Metric]:
+    names = dict.fromkeys(order.order for summary in summaries for order in summary.orders)
+    metrics = []
+    for name in names:
+        metrics.append(_Metric("orders", f"{name} share", "%", partial(_order_share, name=name)))
+        metrics += _spread("orders", f"{name} step", partial(_order_step, name=name))
+    return metrics
+
+
+def _cause_metrics(summaries: Sequence[Summary]) -> list[_Metric]:
+    causes = dict.fromkeys(cause for summary in summaries for cause in summary.wasted_rows.by_cause)
+    reasons = dict.fromkeys(reason for summary in summaries for reason in summary.graphs.misses)
+    return [
+        *(_Metric("wasted rows by cause", cause, "", partial(_wasted, cause=cause)) for cause in causes),
+        *(_Metric("graph misses by reason", reason, "", partial(_missed, reason=reason)) for reason in reasons),
+    ]
+
+
+def _device_label(name: str, batch: str) -> str:
+    return name if batch == "-" else f"{name}, {batch}"
+
+
+def _wasted(summary: Summary, *, cause: str) -> float:
+    return summary.wasted_rows.by_cause.get(cause, 0)
+
+
+def _missed(summary: Summary, *, reason: str) -> float:
+    return summary.graphs.misses.get(reason, 0)
+
+
+def _host_median(summary: Summary, *, name: str) -> float | None:
+    found: list[HostPhase] = [phase for phase in summary.host.phases if phase.name == name]
+    return _us(found[0].host.p50_ns) if found else None
+
+
+def _device_median(summary: Summary, *, key: tuple[str, str, str]) -> float | None:
+    found = [phase for phase in summary.device.phases if (phase.lane, phase.name, phase.batch) == key]
+    return _us(found[0].time.p50_ns) if found else None
+
+
+def _order(summary: Summary, name: str) -> OrderRow | None:
+    return next((order for order in summary.orders if order.order == name), None)
+
+
+def _order_share(summary: Summary, *, name: str) -> float:
+    order = _order(summary, name)
+    return 0.0 if order is None else 100 * order.share
+
+
+def _order_step(summary: Summary, *, name: str) -> Spread | None:
+    order = _order(summary, name)
+    return None if order is None else order.step

@@ -1,0 +1,224 @@
+"""What a trace is made of: typed, frozen records. Every time is an integer in nanoseconds.
+
+The clock is ``time.perf_counter_ns`` (CLOCK_MONOTONIC on Linux), for host and device alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+PHASES = ("admit", "prepare", "forward", "sample", "verify", "draft", "rewind", "resolve", "emit")
+"""The phases of design.md §2, in the order tables list them."""
+
+BATCH_OF: dict[str, str] = {
+    "prepare": "launched",
+    "publish": "launched",
+    "forward": "launched",
+    "sample": "consumed",
+    "verify": "consumed",
+    "draft": "consumed",
+    "rewind": "consumed",
+    "fetch": "consumed",
+    "resolve": "consumed",
+    "emit": "consumed",
+}
+"""Which of an iteration's two batches a phase or a piece of device work belongs to; the rest belongs to neither."""
+
+PHASE_COLOURS: dict[str, str] = {
+    "admit": "#CC79A7",
+    "prepare": "#E69F00",
+    "forward": "#0072B2",
+    "sample": "#009E73",
+    "verify": "#999933",
+    "draft": "#44AA99",
+    "rewind": "#882255",
+    "resolve": "#D55E00",
+    "emit": "#56B4E9",
+    "wait": "#9AA0A6",
+    "copy": "#6A5ACD",
+    "iteration": "#5F6B7A",
+    "other": "#BDBDBD",
+}
+"""One colour a phase, everywhere (NVTX, report, widgets): Okabe-Ito, then Tol's muted set, for the colour-blind."""
+
+NO_ITERATION = -1
+"""Iteration number of a record made while no iteration was open."""
+
+HOST_LANE = "host"
+COMPUTE_LANE = "compute"
+COPY_LANE = "copy"
+
+
+class Category(Enum):
+    """What kind of thing a :class:`Span` records."""
+
+    PHASE = "phase"  # host span at depth 0: one phase function
+    DETAIL = "detail"  # host span inside another one
+    WAIT = "wait"  # host blocked on a device event
+    DEVICE = "device"  # work of a device stream
+    INSTANT = "instant"  # a moment; start equals end
+    COUNTER = "counter"  # a number at a moment; start equals end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One stretch of work on one lane."""
+
+    name: str
+    category: Category
+    lane: str
+    """``host``, or the stream's name: ``compute`` or ``copy``."""
+    start_ns: int
+    end_ns: int
+    iteration: int = NO_ITERATION
+    """The iteration open when a host span began; for device work, the one that enqueued it."""
+    depth: int = 0
+    """Host spans open around it when it began."""
+    phase: str | None = None
+    """The depth-0 host span around it; its own name for a phase itself; None outside every phase."""
+    enqueued_ns: int | None = None
+    """When the host enqueued it; device spans only."""
+    value: float | None = None
+    """Counters only."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """Instants only."""
+
+    @property
+    def duration_ns(self) -> int:
+        """Length; 0 for instants and counters."""
+        return self.end_ns - self.start_ns
+
+
+class DeviceTiming(Protocol):
+    """Start and end of one piece of device work, known some time after it was enqueued."""
+
+    def done(self) -> bool:
+        """Whether both times are known. Never blocks."""
+        ...
+
+    @property
+    def start_ns(self) -> int:
+        """Host clock; valid once :meth:`done` returned True."""
+        ...
+
+    @property
+    def end_ns(self) -> int:
+        """Host clock; valid once :meth:`done` returned True."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchInfo:
+    """One batch, named by the iteration that launched its forward."""
+
+    iteration: int
+    num_tokens: int
+    """Query tokens without padding."""
+    num_prefill: int
+    """Rows reading their prompt."""
+    num_decode: int
+    """Rows adding one token each."""
+    request_ids: tuple[str, ...]
+    """One a row, in row order."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows, prefill and decode."""
+        return self.num_prefill + self.num_decode
+
+    @property
+    def kind(self) -> str:
+        """``decode``, ``prefill`` or ``mixed``; ``empty`` without rows."""
+        if self.num_prefill and self.num_decode:
+            return "mixed"
+        if self.num_prefill:
+            return "prefill"
+        return "decode" if self.num_decode else "empty"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphUse:
+    """How the launched forward ran."""
+
+    label: str
+    """``CUDA graph``, ``bucket`` (a frozen trace on the CPU) or ``eager``."""
+    hit: bool
+    """Whether a captured shape was replayed."""
+    dims: tuple[int, int, int] | None = None
+    """(tokens, prefill rows, decode rows) of the captured shape; None when eager."""
+    miss_reason: str | None = None
+    """Why nothing captured was replayed; None on a hit."""
+    padding_tokens: int = 0
+    """Tokens computed only to fill the captured shape."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationRecord:
+    """One call of the controller, from its first phase border to its last."""
+
+    iteration: int
+    mode: str
+    """``legacy`` or ``async``."""
+    order: str
+    """Name of the sequence of phases it took."""
+    reason: str
+    """Why this order was chosen."""
+    begin_ns: int
+    end_ns: int
+    consumed: BatchInfo | None = None
+    """The batch whose logits were sampled; its sample and resolve ran here."""
+    launched: BatchInfo | None = None
+    """The batch whose forward was enqueued; its prepare ran here."""
+    outputs: int = 0
+    """Request outputs made."""
+    new_tokens: int = 0
+    """Tokens given to requests."""
+    wasted_rows: Mapping[str, int] = field(default_factory=dict)
+    """Consumed rows whose token nobody wanted, by cause: eos, stop_string, length, abort, error."""
+    graph: GraphUse | None = None
+    """How the launched forward ran; None without one."""
+    rows_dropped: int = 0
+    """Rows removed from the table."""
+    rows_moved: int = 0
+    """Rows that changed place to fill holes."""
+    void_reasons: tuple[str, ...] = ()
+    """Why its times mean nothing: hand_stepped, debugger, device_read, invariants. Empty: they count."""
+    free_blocks: int = 0
+    """KV blocks free at its end."""
+    num_waiting: int = 0
+    """Queued requests at its end."""
+    num_active: int = 0
+    """Requests with a row at its end."""
+
+    @property
+    def duration_ns(self) -> int:
+        """Wall time from begin to end."""
+        return self.end_ns - self.begin_ns
+
+    @property
+    def is_void(self) -> bool:
+        """Whether timing statistics leave it out."""
+        return bool(self.void_reasons)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """When things happened to one request; None: they did not."""
+
+    request_id: str
+    arrival_ns: int
+    """Handed to the engine."""
+    admitted_ns: int | None = None
+    """Given blocks and a row."""
+    first_token_ns: int | None = None
+    """Its first token was known to the host."""
+    finished_ns: int | None = None
+    """Its last output was made."""
+    token_times_ns: tuple[int, ...] = ()
+    """When each output token was known to the host, rising; the first is ``first_token_ns``."""
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    finish_reason: str | None = None

@@ -1,0 +1,153 @@
+"""One HTML file that shows runs side by side: numbers, timeline, requests. Opens offline, asks for nothing.
+
+The page is ``report_template.html`` with ``report.css`` and ``report.js`` put inside it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from tracing.analysis import summarise
+from tracing.comparison import NO_SAMPLES, Row, comparison_rows, format_value
+from tracing.records import PHASE_COLOURS, IterationRecord, RequestRecord, Span
+from tracing.summary import Summary
+from workbench.report_data import ORDER_COLOURS, initial_views, run_data
+
+_ASSETS = Path(__file__).parent
+_HEADLINES = ("tokens/s", "step time, decode p50", "hidden share", "device busy")
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run as the report shows it."""
+
+    name: str
+    """Heads its column and lanes: "legacy", "async"."""
+    spans: Sequence[Span]
+    iterations: Sequence[IterationRecord]
+    requests: Sequence[RequestRecord] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The whole resolved configuration."""
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Its numbers."""
+        return summarise(self.spans, self.iterations, self.requests)
+
+
+def write_report(
+    path: str | Path,
+    runs: Sequence[RunView],
+    *,
+    title: str,
+    environment: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+) -> Path:
+    """Write the report of one run, or of several side by side; folders on the way are made.
+
+    Args:
+        path: The file to write; an existing one is replaced.
+        runs: The first is the baseline of ratios.
+        title: Heading.
+        environment: What the numbers depend on: hardware, versions, seed. Shown as given.
+        notes: Sentences under the heading, such as the verdict of an output check.
+
+    Returns:
+        The path written.
+
+    Raises:
+        ValueError: ``runs`` is empty, or two runs share a name.
+    """
+    names = [run.name for run in runs]
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"runs must be at least one run, each with a name of its own, got names {names}")
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(render_report(runs, title=title, environment=environment, notes=notes), encoding="utf-8")
+    return target
+
+
+def render_report(
+    runs: Sequence[RunView],
+    *,
+    title: str,
+    environment: Mapping[str, Any] | None = None,
+    notes: Sequence[str] = (),
+) -> str:
+    """The report as text; arguments as for :func:`write_report`."""
+    rows = comparison_rows([run.summary for run in runs])
+    loader = jinja2.FileSystemLoader(_ASSETS)
+    page = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
+    page.filters["duration"] = _duration
+    page.filters["count"] = lambda value: f"{value:,}"
+    return page.get_template("report_template.html").render(
+        title=title,
+        notes=notes,
+        environment=environment or {},
+        runs=runs,
+        headlines=[_cells(row) for row in rows if row.label in _HEADLINES],
+        sections=_sections(rows),
+        differing=differing_fields([run.config for run in runs]),
+        order_colours=ORDER_COLOURS,
+        style=_asset("report.css"),
+        script=_asset("report.js"),
+        data=_embedded(_page_data(runs)),
+    )
+
+
+def differing_fields(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Names of the fields whose values are not the same in all runs, in order of appearance."""
+    names = dict.fromkeys(name for config in configs for name in config)
+    return [name for name in names if len({repr(config.get(name)) for config in configs}) > 1]
+
+
+def _page_data(runs: Sequence[RunView]) -> dict[str, Any]:
+    views = initial_views([run.iterations for run in runs])
+    return {
+        "phaseColours": PHASE_COLOURS,
+        "orderColours": ORDER_COLOURS,
+        "runs": [
+            {"name": run.name, **run_data(run.spans, run.iterations, view)}
+            for run, view in zip(runs, views, strict=True)
+        ],
+    }
+
+
+def _embedded(data: Mapping[str, Any]) -> str:
+    """JSON that may stand inside a script element: no ``<`` is left to end it early."""
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _sections(rows: Sequence[Row]) -> list[tuple[str, list[dict[str, Any]]]]:
+    sections: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        sections.setdefault(row.section, []).append(_cells(row))
+    return list(sections.items())
+
+
+def _cells(row: Row) -> dict[str, Any]:
+    return {
+        "label": row.label,
+        "unit": row.unit,
+        "values": [format_value(value, row.unit) for value in row.values],
+        "missing": [value is None for value in row.values],
+        "ratio": "" if row.ratio is None else f"{row.ratio:.2f}×",
+    }
+
+
+def _duration(start_ns: int | None, end_ns: int | None) -> str:
+    """Milliseconds between two moments."""
+    if start_ns is None or end_ns is None:
+        return NO_SAMPLES
+    return format_value((end_ns - start_ns) / 1e6, "ms")
