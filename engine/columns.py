@@ -203,4 +203,3 @@ def banned_ids(params: SamplingParams, eos: Sequence[int]) -> tuple[int, ...]:
     """The ids that end a request, which ``min_tokens`` forbids: the set masked is the set that ends."""
     ends = () if params.ignore_eos else tuple(eos)
     return tuple(dict.fromkeys(ends + tuple(params.stop_token_ids or ())))
-

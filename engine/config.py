@@ -62,9 +62,9 @@ class EngineConfig:
     max_requests: int = 64
     """Rows of the request table: requests that may hold blocks at once."""
     max_batch_tokens: int = 2048
-    """Tokens of one forward. A prompt longer than this is refused (no chunked prefill yet)."""
+    """Tokens of one forward. Without chunked prefill it bounds ``max_sequence_length``."""
     max_sequence_length: int | None = None
-    """Prompt plus output of one request. None: the model's limit, at most 2048."""
+    """Prompt plus output of one request. None: the model's limit, at most ``max_batch_tokens``."""
     sampling_backend: Literal["auto", "torch"] = "auto"
     """``torch`` is the reference and runs everywhere."""
     attention_backend: Literal["auto", "torch"] = "auto"

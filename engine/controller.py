@@ -19,13 +19,15 @@ from engine.cache.blocks import BlockPool
 from engine.config import Mode, ResolvedConfig
 from engine.counters import Counters
 from engine.phases import Order, Phase, Reason
+from engine.plan import NewBlocks, Plan
 from engine.policy import OrderPolicy, OrderState, choose_order
 from engine.request import Request, RequestOutput, RequestState
 from engine.resolution import commit_results
-from engine.runner import NewBlocks, PendingForward, Plan, Runner, SampleResult
+from engine.results import PendingForward, SampleResult
+from engine.runner import Runner
 from engine.table import RequestTable, Rows
-from tracing.records import BatchInfo, GraphUse
 from tracing.recorder import Recorder
+from tracing.records import BatchInfo, GraphUse
 
 
 @dataclass(slots=True)

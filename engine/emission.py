@@ -110,9 +110,7 @@ class OutputEmitter:
     def _last_output(self, request: Request, iteration: int) -> RequestOutput:
         if request.finish_reason != "error":
             self._guarded(request, self._finish_text)
-        request.timings = replace(
-            request.timings, finished_ns=time.perf_counter_ns(), finished_iteration=iteration
-        )
+        request.timings = replace(request.timings, finished_ns=time.perf_counter_ns(), finished_iteration=iteration)
         self._finished(request)
         return self._output(request, request.finish_reason)
 

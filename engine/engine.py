@@ -8,40 +8,39 @@ it the token and finds its end; emit makes text and output; from then on it deco
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 
-from engine.admission import RequestQueue, blocks_for
+from engine.admission import RequestQueue
 from engine.cache.blocks import BlockPool
-from engine.config import EngineConfig, Mode, ResolvedConfig, check_mode
+from engine.config import EngineConfig, Mode, check_mode
 from engine.controller import Border, Controller, Iteration
 from engine.counters import Counters
 from engine.device import Device, make_device
-from engine.emission import OutputEmitter
-from engine.errors import ConfigError, DeviceError, IterationFailedError, MidIterationError, RequestError
+from engine.emission import OutputEmitter, make_output
+from engine.errors import DeviceError, IterationFailedError, MidIterationError, RequestError
+from engine.intake import Intake, Prompt
 from engine.invariants import check_border
-from engine.models.base import Model
 from engine.models.loader import LoadedModel, load_model, register_builtin
 from engine.models.oracle import load_oracle
-from engine.phases import Order, Phase
+from engine.phases import Phase
 from engine.policy import OrderPolicy, prefer_overlap
-from engine.request import Request, RequestOutput, RequestState, RequestTimings, SamplingParams
+from engine.progress import CaptureBar
+from engine.request import Request, RequestOutput, RequestState, SamplingParams
 from engine.resolution import end_of
-from engine.runner import PendingForward, Runner
+from engine.results import PendingForward
+from engine.runner import Runner
 from engine.sampling import make_sampler
 from engine.sampling.base import Sampler
-from engine.sampling.rng import derive_seed
+from engine.sizing import resolve_config
 from engine.table import RequestTable
 from tracing.recorder import Recorder
 
-Prompt = str | Sequence[int]
 register_builtin("oracle", load_oracle)
 
 
@@ -88,6 +87,7 @@ class Engine:
         self.recorder = recorder or Recorder()
         self.resolved = resolve_config(self.config, loaded, self.device)
         self.counters = Counters()
+        self._intake = Intake(self.resolved, loaded.tokenizer)
         self.pool = BlockPool(self.resolved.num_blocks)
         self.table = RequestTable(self.config.max_requests, self.resolved.max_blocks_per_row)
         self.queue = RequestQueue(
@@ -102,8 +102,8 @@ class Engine:
             model=loaded.model,
             sampler=sampler or make_sampler(self.resolved.sampling_backend),
             recorder=self.recorder,
-            progress=progress,
         )
+        self.runner.capture(progress)
         self.controller = Controller(
             resolved=self.resolved,
             table=self.table,
@@ -151,10 +151,8 @@ class Engine:
         config = config or EngineConfig()
         device = device or make_device(config.device)
         dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-        loaded = load_model(
-            path_or_name, attention=config.attention_backend, dtype=dtype, device=device.torch_device
-        )
-        report = _capture_bar if progress is True else progress or None
+        loaded = load_model(path_or_name, attention=config.attention_backend, dtype=dtype, device=device.torch_device)
+        report = CaptureBar() if progress is True else progress or None
         return cls(loaded, config, device=device, recorder=recorder, policy=policy, progress=report)
 
     # -- requests --------------------------------------------------------------------------------------------------
@@ -181,7 +179,7 @@ class Engine:
         Raises:
             RequestError: it cannot be served; ``field`` names the fault. Nothing was changed.
         """
-        request = self._checked_request(prompt, params or SamplingParams(), request_id, stream)
+        request = self._check_request(prompt, params or SamplingParams(), request_id, stream)
         self._next_key += 1
         self._live[request.request_id] = request
         self.queue.submit(request)
@@ -200,94 +198,16 @@ class Engine:
         self.queue.abort(request)
         return True
 
-    def _checked_request(
-        self, prompt: Prompt, params: SamplingParams, request_id: str | None, stream: bool
-    ) -> Request:
-        if not isinstance(params, SamplingParams):
-            raise RequestError(f"params must be SamplingParams, got {type(params).__name__}", field="params")
-        key = self._next_key
-        if request_id is None:
-            request_id = f"request-{key}"
-        if not isinstance(request_id, str) or not request_id:
-            raise RequestError(f"request_id must be a string that is not empty, got {request_id!r}", field="request_id")
-        if request_id in self._live:
-            raise RequestError(
-                f"request_id {request_id!r} is in use by a live request; wait for its end or take another",
-                field="request_id",
-                request_id=request_id,
-                can_retry=True,
-            )
-        prompt_ids = self._checked_prompt(prompt, request_id)
-        self._check_params(params, request_id)
-        room = self.resolved.max_sequence_length - len(prompt_ids)
-        request = Request(
-            key=key,
+    def _check_request(self, prompt: Prompt, params: SamplingParams, request_id: str | None, stream: bool) -> Request:
+        return self._intake.check(
+            prompt,
+            params,
+            key=self._next_key,
             request_id=request_id,
-            prompt_ids=prompt_ids,
-            params=params,
-            seed=params.seed if params.seed is not None else derive_seed(self.config.seed, key),
-            max_new_tokens=min(params.max_tokens, room),
-            timings=RequestTimings(time.perf_counter_ns(), arrival_iteration=self.controller.next_index),
             stream=stream,
+            iteration=self.controller.next_index,
+            live=self._live,
         )
-        self._check_fits(request)
-        return request
-
-    def _checked_prompt(self, prompt: Prompt, request_id: str) -> tuple[int, ...]:
-        def refuse(text: str) -> RequestError:
-            return RequestError(f"prompt of {request_id}: {text}", field="prompt", request_id=request_id)
-
-        if isinstance(prompt, str):
-            if self.loaded.tokenizer is None:
-                raise refuse(f"model {self.loaded.name} has no tokenizer; give token ids instead of text")
-            ids: Sequence[Any] = self.loaded.tokenizer.encode(prompt)
-        elif isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
-            raise refuse(f"expected text or a list of token ids, got {type(prompt).__name__}")
-        else:
-            ids = prompt
-        if not ids:
-            raise refuse("it is empty; give at least one token")
-        for token_id in ids:
-            if isinstance(token_id, bool) or not isinstance(token_id, int):
-                raise refuse(f"token ids must be whole numbers, got {token_id!r}")
-            if not 0 <= token_id < self.resolved.vocab_size:
-                raise refuse(f"token id {token_id} is outside the vocabulary [0, {self.resolved.vocab_size})")
-        return tuple(ids)
-
-    def _check_params(self, params: SamplingParams, request_id: str) -> None:
-        for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
-            for token_id in ids or ():
-                if token_id >= self.resolved.vocab_size:
-                    raise RequestError(
-                        f"{name} of {request_id}: id {token_id} is outside the vocabulary "
-                        f"[0, {self.resolved.vocab_size})",
-                        field=name,
-                        request_id=request_id,
-                    )
-        if params.stop and self.loaded.tokenizer is None:
-            raise RequestError(
-                f"stop of {request_id}: model {self.loaded.name} has no tokenizer, so text cannot be matched; "
-                "use stop_token_ids",
-                field="stop",
-                request_id=request_id,
-            )
-
-    def _check_fits(self, request: Request) -> None:
-        length, limit = len(request.prompt_ids), self.resolved.max_sequence_length
-        problem = None
-        if length >= limit:
-            problem = f"{length} tokens leave no room for output within max_sequence_length={limit}"
-        elif length > self.config.max_batch_tokens:
-            problem = f"{length} tokens exceed max_batch_tokens={self.config.max_batch_tokens}; raise it"
-        elif blocks_for(request, self.config.block_size) > self.pool.num_blocks:
-            problem = (
-                f"with max_tokens={request.max_new_tokens} it needs {blocks_for(request, self.config.block_size)} KV "
-                f"blocks and the whole pool has {self.pool.num_blocks}; raise num_blocks or lower max_tokens"
-            )
-        if problem is not None:
-            raise RequestError(
-                f"prompt of {request.request_id}: {problem}", field="prompt", request_id=request.request_id
-            )
 
     def _forget(self, request: Request) -> None:
         """Its last output is being made: the id is free again."""
@@ -355,12 +275,9 @@ class Engine:
         if not self.has_unfinished():
             return False
         self._in_hand = self.controller.iterate()
-        if self.config.debug_invariants:
-            self._advance_raw()
-            assert self.controller.current is not None
+        self._advance_raw()
+        if self.config.debug_invariants and self.controller.current is not None:
             self.controller.current.void_reasons.add("invariants")
-        else:
-            self._advance_raw()
         return True
 
     def _advance(self) -> Border | None:
@@ -419,19 +336,17 @@ class Engine:
             prompts = [prompts]
         each = self._params_each(prompts, params)
         for index, (prompt, one) in enumerate(zip(prompts, each, strict=True)):
-            self._checked_request(prompt, one, f"prompt {index}", False)
+            self._check_request(prompt, one, f"prompt {index}", False)
         ids = [self.add_request(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
         done: dict[str, RequestOutput] = {}
-        with tqdm(total=len(ids), desc="generate", unit="request", disable=not progress) as bar:
-            with self._mailbox(ids) as boxes:
-                while len(done) < len(ids):
-                    self.step()
-                    for request_id, box in boxes.items():
-                        while box:
-                            output = box.popleft()
-                            if output.finished:
-                                done[request_id] = output
-                                bar.update()
+        bar = tqdm(total=len(ids), desc="generate", unit="request", disable=not progress)
+        with bar, self._mailbox(ids) as boxes:
+            while len(done) < len(ids):
+                self.step()
+                for output in _empty(boxes):
+                    if output.finished:
+                        done[output.request_id] = output
+                        bar.update()
         return [done[request_id] for request_id in ids]
 
     @staticmethod
@@ -556,8 +471,6 @@ class Engine:
         Returns:
             The last output of each live request, finish reason "abort".
         """
-        from engine.emission import make_output
-
         if self._in_hand is not None:
             self.recorder.abandon_iteration()
         self._quiesce()
@@ -621,59 +534,7 @@ class _Mailboxes:
                 self._engine.abort(request_id)
 
 
-def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) -> ResolvedConfig:
-    """Settle every automatic value.
-
-    Raises:
-        ConfigError: a value does not fit the model.
-    """
-    model = loaded.model
-    dtype = config.dtype if config.dtype != "auto" else ("bfloat16" if device.kind == "cuda" else "float32")
-    limit = config.max_sequence_length or min(model.max_position, 2048)
-    if limit > model.max_position:
-        raise ConfigError(
-            f"max_sequence_length={limit} exceeds what {loaded.name} was made for ({model.max_position}); lower it"
-        )
-    return ResolvedConfig(
-        config=config,
-        dtype=dtype,
-        num_blocks=_num_blocks(config, model, limit),
-        max_sequence_length=limit,
-        vocab_size=loaded.vocab_size,
-        eos_token_ids=loaded.eos_token_ids,
-        sampling_backend="torch" if config.sampling_backend == "auto" else config.sampling_backend,
-        attention_backend="torch" if config.attention_backend == "auto" else config.attention_backend,
-        model=loaded.name,
-    )
-
-
-def _num_blocks(config: EngineConfig, model: Model, limit: int) -> int:
-    if config.num_blocks is not None:
-        return config.num_blocks
-    block_bytes = config.block_size * sum(state.bytes_per_token() for state in model.cache_layout())
-    wanted = config.max_requests * -(-limit // config.block_size)
-    if config.kv_cache_gb is None:
-        return max(1, min(wanted, (1 << 30) // block_bytes))
-    affordable = int(config.kv_cache_gb * (1 << 30)) // block_bytes
-    if affordable < 1:
-        raise ConfigError(
-            f"kv_cache_gb={config.kv_cache_gb} holds no block of {block_bytes} bytes; raise it or lower block_size"
-        )
-    return affordable
-
-
-def _capture_bar(done: int, total: int) -> None:
-    """One progress bar a capture, made at the first call."""
-    from tqdm import tqdm
-
-    bar = getattr(_capture_bar, "bar", None)
-    if bar is None:
-        bar = tqdm(total=total, desc="capture", unit="graph")
-        setattr(_capture_bar, "bar", bar)
-    bar.update(done - bar.n)
-    if done == total:
-        bar.close()
-        setattr(_capture_bar, "bar", None)
-
-
-__all__ = ["Engine", "Failure", "Order", "Prompt", "resolve_config"]
+def _empty(boxes: dict[str, deque[RequestOutput]]) -> Iterator[RequestOutput]:
+    for box in boxes.values():
+        while box:
+            yield box.popleft()

@@ -7,9 +7,11 @@ Sizes follow the upstream system's rules (reference §3.14-3.16), restated in :f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from engine.batch import BatchDimensions
+from torch import Tensor
+
+from engine.batch import BatchDimensions, BatchShape
 from engine.config import EngineConfig
 
 
@@ -129,3 +131,56 @@ def kv_buckets(max_blocks: int) -> list[int]:
     while found[-1] < max_blocks:
         found.append(kv_bucket(found[-1] + 1, max_blocks))
     return found
+
+
+class GraphSet:
+    """The captured forwards of one engine.
+
+    On the CPU devices one is captured for each size and each bucket of KV columns; on CUDA lengths live on the device,
+    and one a size reads all columns.
+    """
+
+    def __init__(self, sizes: Sequence[BatchDimensions], *, max_blocks: int, buckets_kv: bool) -> None:
+        self.sizes = list(sizes)
+        """Ascending."""
+        self._max_blocks = max_blocks
+        self._buckets_kv = buckets_kv
+        self._replays: dict[BatchShape, Callable[[], Tensor]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.sizes)
+
+    def __len__(self) -> int:
+        return len(self._replays)
+
+    def match(self, real: BatchDimensions) -> tuple[BatchDimensions | None, str | None]:
+        """The size ``real`` runs in, or None and why there is none."""
+        if not self.sizes:
+            return None, "graphs are off"
+        graph = match_graph(real, self.sizes)
+        if graph is not None:
+            return graph, None
+        return None, "prefill not captured" if real.num_prefill else "larger than every graph"
+
+    def shape(self, graph: BatchDimensions, kv_blocks: int) -> BatchShape:
+        """The static shape that runs ``graph`` with rows of up to ``kv_blocks`` blocks."""
+        return BatchShape(
+            num_tokens=graph.num_tokens,
+            num_decode=graph.num_decode,
+            num_prefill=graph.num_prefill,
+            max_query_len=graph.num_tokens - graph.num_decode if graph.num_prefill else 0,
+            num_kv_blocks=kv_bucket(kv_blocks, self._max_blocks) if self._buckets_kv else self._max_blocks,
+        )
+
+    def shapes(self) -> list[BatchShape]:
+        """Every shape to capture, the largest first, so that later captures find the memory they share."""
+        widths = kv_buckets(self._max_blocks) if self._buckets_kv else [self._max_blocks]
+        return [self.shape(size, width) for size in reversed(self.sizes) for width in reversed(widths)]
+
+    def add(self, shape: BatchShape, replay: Callable[[], Tensor]) -> None:
+        """Keep a captured forward."""
+        self._replays[shape] = replay
+
+    def replay(self, shape: BatchShape) -> Callable[[], Tensor]:
+        """The captured forward of ``shape``; it returns logits and runs inside launched work only."""
+        return self._replays[shape]

@@ -195,4 +195,6 @@ def check_device(engine: Engine) -> None:
             "I11",
             f"row {row}: the device's block table is {block_table[row]}, the host's {table.block_ids[row]}",
         )
-        _require((block_table[row, count:] == columns.dummy_block).all(), "I3", f"row {row}: stale blocks on the device")
+        _require(
+            (block_table[row, count:] == columns.dummy_block).all(), "I3", f"row {row}: stale blocks on the device"
+        )

@@ -28,7 +28,8 @@ class Order(Enum):
     @property
     def phases(self) -> tuple[Phase, ...]:
         """The phases, in order."""
-        return self.value
+        phases: tuple[Phase, ...] = self.value
+        return phases
 
     @property
     def label(self) -> str:

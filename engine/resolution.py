@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from engine.config import ResolvedConfig
 from engine.counters import Counters
 from engine.request import Request, RequestState
-from engine.runner import SampleResult
+from engine.results import SampleResult
 from engine.sampling.logprobs import logprob_row
 from engine.table import RequestTable
 
@@ -125,7 +125,5 @@ def _commit_prompts(result: SampleResult) -> None:
     ):
         request, count = prompt.request, prompt.num_logprobs
         values, ids, tops = chosen.tolist(), top_ids.tolist(), top_values.tolist()
-        rows = [
-            logprob_row(token, values[i], ids[i], tops[i], count) for i, token in enumerate(request.prompt_ids[1:])
-        ]
+        rows = [logprob_row(token, values[i], ids[i], tops[i], count) for i, token in enumerate(request.prompt_ids[1:])]
         request.prompt_logprobs = [None, *rows]

@@ -171,7 +171,7 @@ class RequestTable:
         order = fill_holes(alive)
         target = np.flatnonzero(order != np.arange(order.size)).astype(np.int64)
         source = order[target]
-        for row in np.flatnonzero(~alive):
+        for row in np.flatnonzero(~alive).tolist():
             request = self.requests[row]
             if request is not None:
                 request.row = None

@@ -49,7 +49,7 @@ def summarise(
     Device work that had not finished when ``spans`` was read is missing from them: wait for the device
     before reading a run's last iterations.
     """
-    records = sorted(iterations, key=lambda record: record.begin_ns)
+    records = sorted(iterations, key=lambda record: (record.begin_ns, record.iteration))
     timed = [record for record in records if not record.is_void]
     windows = measured_windows(records)
     measured_ns = length(windows)
@@ -109,7 +109,7 @@ def iteration_table(spans: Sequence[Span], iterations: Sequence[IterationRecord]
             by_iteration[span.iteration].append(span)
     return [
         _iteration_times(record, by_iteration[record.iteration], busy)
-        for record in sorted(iterations, key=lambda record: record.begin_ns)
+        for record in sorted(iterations, key=lambda record: (record.begin_ns, record.iteration))
     ]
 
 

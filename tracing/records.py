@@ -39,6 +39,8 @@ PHASE_COLOURS: dict[str, str] = {
     "emit": "#56B4E9",
     "wait": "#9AA0A6",
     "copy": "#6A5ACD",
+    "publish": "#6A5ACD",
+    "fetch": "#6A5ACD",
     "iteration": "#5F6B7A",
     "other": "#BDBDBD",
 }
@@ -80,7 +82,7 @@ class Span:
     phase: str | None = None
     """The depth-0 host span around it; its own name for a phase itself; None outside every phase."""
     enqueued_ns: int | None = None
-    """When the host enqueued it; device spans only."""
+    """When the host noted it, right after enqueueing it (a device may have begun by then); device spans only."""
     value: float | None = None
     """Counters only."""
     args: Mapping[str, Any] = field(default_factory=dict)

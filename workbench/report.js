@@ -337,7 +337,8 @@
     const lines = [`${run.names[columns.name[at]]}  (${key})`, ns(columns.length[at])];
     lines.push(iteration < 0 ? "outside every iteration" : `iteration ${iteration}${record ? ", " + record.order : ""}`);
     if (columns.enqueued && columns.enqueued[at] !== null) {
-      lines.push(`began ${ns(columns.start[at] - columns.enqueued[at])} after it was enqueued`);
+      const delay = columns.start[at] - columns.enqueued[at];  // negative: it ran before the host came back
+      lines.push(delay > 0 ? `began ${ns(delay)} after it was enqueued` : "began as it was enqueued");
     } else if (columns.phase[at] >= 0 && columns.phase[at] !== columns.name[at]) {
       lines.push(`in ${run.names[columns.phase[at]]}`);
     }

@@ -14,13 +14,13 @@ from tracing.intervals import Interval, gaps, intersect, merge, subtract
 from tracing.records import COMPUTE_LANE, BatchInfo, Category, GraphUse, IterationRecord, Span
 
 ORDER_COLOURS: dict[str, str] = {
-    "LEGACY": "#99DDFF",
-    "NO_OVERLAP": "#EE8866",
-    "OVERLAP": "#44BB99",
-    "MTP_OVERLAP": "#BBCC33",
-    "PRIMER": "#EEDD88",
-    "DRAIN": "#FFAABB",
-    "DUMMY": "#DDDDDD",
+    "legacy": "#99DDFF",
+    "no_overlap": "#EE8866",
+    "overlap": "#44BB99",
+    "mtp_overlap": "#BBCC33",
+    "primer": "#EEDD88",
+    "drain": "#FFAABB",
+    "dummy": "#DDDDDD",
 }
 """One colour an order: Tol's light set, so that none is mistaken for a phase's."""
 
@@ -49,7 +49,7 @@ def initial_views(runs: Sequence[Sequence[IterationRecord]]) -> list[View]:
 
     Without a steady stretch a view starts at the run's first iteration.
     """
-    stretches = [_steady_stretches(sorted(run, key=lambda record: record.begin_ns)) for run in runs]
+    stretches = [_steady_stretches(sorted(run, key=lambda record: (record.begin_ns, record.iteration))) for run in runs]
     common = set.intersection(*(set(by_rows) for by_rows in stretches)) if stretches else set()
     rows = max(common, key=lambda rows: (min(len(by_rows[rows]) for by_rows in stretches), rows), default=None)
     return [_view(run, by_rows, rows) for run, by_rows in zip(runs, stretches, strict=True)]
@@ -57,7 +57,7 @@ def initial_views(runs: Sequence[Sequence[IterationRecord]]) -> list[View]:
 
 def run_data(spans: Sequence[Span], iterations: Sequence[IterationRecord], view: View) -> dict[str, Any]:
     """Everything the page draws of one run; every span is in exactly one lane."""
-    records = sorted(iterations, key=lambda record: record.begin_ns)
+    records = sorted(iterations, key=lambda record: (record.begin_ns, record.iteration))
     starts = [span.start_ns for span in spans] + [record.begin_ns for record in records]
     origin = min(starts, default=0)
     work, compute = host_work(spans), _compute(spans)
@@ -126,7 +126,7 @@ def _view(run: Sequence[IterationRecord], stretches: dict[int, list[IterationRec
         first = max(0, (len(stretch) - _VIEW_ITERATIONS) // 2)
         shown = stretch[first : first + _VIEW_ITERATIONS]
         return View(shown[0].begin_ns, shown[-1].end_ns, is_steady=True)
-    shown = sorted(run, key=lambda record: record.begin_ns)[:_VIEW_ITERATIONS]
+    shown = sorted(run, key=lambda record: (record.begin_ns, record.iteration))[:_VIEW_ITERATIONS]
     return View(shown[0].begin_ns, shown[-1].end_ns, is_steady=False) if shown else View(0, 1, is_steady=False)
 
 

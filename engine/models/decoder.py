@@ -7,7 +7,7 @@ G key/value heads, D head size, Y = H + 2 G heads of the fused projection.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +21,20 @@ from engine.models.rope import inverse_frequencies, rotate, rotation_tables
 from engine.models.weights import fill_weights
 
 
+class Placement(TypedDict):
+    """Of every parameter of a model."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+
 class Linear(nn.Module):
     """x W^T + b. Unlike ``nn.Linear`` it starts uninitialised: every value comes from a checkpoint or a generator."""
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, inputs: int, outputs: int, *, bias: bool, **placement: Unpack[Placement]) -> None:
         super().__init__()
-        self.weight = _empty(outputs, inputs, dtype=dtype, device=device)
-        self.bias = _empty(outputs, dtype=dtype, device=device) if bias else None
+        self.weight = _empty(outputs, inputs, **placement)
+        self.bias = _empty(outputs, **placement) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.linear(x, self.weight, self.bias)
@@ -39,45 +46,42 @@ class RMSNorm(nn.Module):
     In bfloat16 transformers rounds once more, before the weight; the difference is one rounding step.
     """
 
-    def __init__(self, size: int, eps: float, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, size: int, eps: float, **placement: Unpack[Placement]) -> None:
         super().__init__()
-        self.weight = _empty(size, dtype=dtype, device=device)
+        self.weight = _empty(size, **placement)
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-def _empty(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+def _empty(*shape: int, **placement: Unpack[Placement]) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape, **placement), requires_grad=False)
 
 
 class SelfAttention(nn.Module):
     """Projections, head norms and RoPE around the attention backend."""
 
-    def __init__(
-        self, config: DecoderConfig, layer: int, attention: Attention, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, attention: Attention, **placement: Unpack[Placement]) -> None:
         super().__init__()
         heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, size
         self.window = config.windows[layer]
         self.attention = attention
-        kind = {"dtype": dtype, "device": device}
-        self.qkv = Linear(config.hidden_size, (heads + 2 * kv_heads) * size, bias=config.qkv_bias, **kind)
-        self.out = Linear(heads * size, config.hidden_size, bias=config.o_bias, **kind)
-        self.q_norm = RMSNorm(size, config.rms_norm_eps, **kind) if config.qk_norm else None
-        self.k_norm = RMSNorm(size, config.rms_norm_eps, **kind) if config.qk_norm else None
+        self.qkv = Linear(config.hidden_size, (heads + 2 * kv_heads) * size, bias=config.qkv_bias, **placement)
+        self.out = Linear(heads * size, config.hidden_size, bias=config.o_bias, **placement)
+        self.q_norm = RMSNorm(size, config.rms_norm_eps, **placement) if config.qk_norm else None
+        self.k_norm = RMSNorm(size, config.rms_norm_eps, **placement) if config.qk_norm else None
 
     def forward(self, x_TE: Tensor, tables: tuple[Tensor, Tensor], batch: ForwardBatch, cache: LayerCache) -> Tensor:
         qkv_TYD = self.qkv(x_TE).unflatten(1, (-1, self.head_dim))
-        rotated = self.heads + self.kv_heads
-        if self.q_norm is not None and self.k_norm is not None:
-            q_THD, k_TGD, v_TGD = qkv_TYD.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-            q_THD, k_TGD = rotate(self.q_norm(q_THD), *tables), rotate(self.k_norm(k_TGD), *tables)
+        rotated, kv_heads = self.heads + self.kv_heads, self.kv_heads
+        qk_TYD, v_TGD = qkv_TYD.split((rotated, kv_heads), dim=1)
+        if self.q_norm is None or self.k_norm is None:
+            q_THD, k_TGD = rotate(qk_TYD, *tables).split((self.heads, kv_heads), dim=1)
         else:
-            qk_TYD = rotate(qkv_TYD[:, :rotated], *tables)
-            q_THD, k_TGD, v_TGD = qk_TYD[:, : self.heads], qk_TYD[:, self.heads :], qkv_TYD[:, rotated:]
+            q_THD, k_TGD = qk_TYD.split((self.heads, kv_heads), dim=1)
+            q_THD, k_TGD = rotate(self.q_norm(q_THD), *tables), rotate(self.k_norm(k_TGD), *tables)
         scale = self.head_dim**-0.5
         out_THD = self.attention(q_THD, k_TGD, v_TGD, cache, batch, scale=scale, window=self.window)
         return self.out(out_THD.flatten(1))  # type: ignore[no-any-return]
@@ -98,11 +102,11 @@ class SelfAttention(nn.Module):
 class FeedForward(nn.Module):
     """down(silu(gate x) * up x)."""
 
-    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: DecoderConfig, **placement: Unpack[Placement]) -> None:
         super().__init__()
-        hidden, inner, kind = config.hidden_size, config.intermediate_size, {"dtype": dtype, "device": device}
-        self.gate_up = Linear(hidden, 2 * inner, bias=config.mlp_bias, **kind)
-        self.down = Linear(inner, hidden, bias=config.mlp_bias, **kind)
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.gate_up = Linear(hidden, 2 * inner, bias=config.mlp_bias, **placement)
+        self.down = Linear(inner, hidden, bias=config.mlp_bias, **placement)
 
     def forward(self, x_TE: Tensor) -> Tensor:
         gate_TF, up_TF = self.gate_up(x_TE).chunk(2, dim=-1)
@@ -127,15 +131,13 @@ def _split_targets(linear: Linear, rows: Sequence[int], names: Sequence[str]) ->
 class Layer(nn.Module):
     """Attention, then feed-forward, each on a normed input and added to the stream."""
 
-    def __init__(
-        self, config: DecoderConfig, layer: int, attention: Attention, *, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, attention: Attention, **placement: Unpack[Placement]) -> None:
         super().__init__()
-        size, eps, kind = config.hidden_size, config.rms_norm_eps, {"dtype": dtype, "device": device}
-        self.attention_norm = RMSNorm(size, eps, **kind)
-        self.attention = SelfAttention(config, layer, attention, **kind)
-        self.mlp_norm = RMSNorm(size, eps, **kind)
-        self.mlp = FeedForward(config, **kind)
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.attention_norm = RMSNorm(size, eps, **placement)
+        self.attention = SelfAttention(config, layer, attention, **placement)
+        self.mlp_norm = RMSNorm(size, eps, **placement)
+        self.mlp = FeedForward(config, **placement)
 
     def forward(self, x_TE: Tensor, tables: tuple[Tensor, Tensor], batch: ForwardBatch, cache: LayerCache) -> Tensor:
         x_TE = x_TE + self.attention(self.attention_norm(x_TE), tables, batch, cache)
@@ -154,30 +156,27 @@ class Layer(nn.Module):
 class DecoderModel(nn.Module):
     """A dense decoder over a paged cache; see :class:`engine.models.base.Model`."""
 
-    def __init__(
-        self, config: DecoderConfig, *, attention: Attention, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, config: DecoderConfig, *, attention: Attention, **placement: Unpack[Placement]) -> None:
         super().__init__()
         self.config = config
         self.vocab_size, self.max_position = config.vocab_size, config.max_position
-        kind = {"dtype": dtype, "device": device}
-        self.embedding = _empty(config.vocab_size, config.hidden_size, **kind)
-        self.layers = nn.ModuleList(Layer(config, layer, attention, **kind) for layer in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **kind)
+        self.embedding = _empty(config.vocab_size, config.hidden_size, **placement)
+        self.layers = nn.ModuleList(Layer(config, layer, attention, **placement) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **placement)
         # None when tied: torch.jit refuses to trace a module that holds one parameter under two names.
-        self.head = None if config.tie_word_embeddings else _empty(config.vocab_size, config.hidden_size, **kind)
-        self.dtype = dtype
+        self.head = None if config.tie_word_embeddings else _empty(config.vocab_size, config.hidden_size, **placement)
+        self.dtype = placement["dtype"]
         # Angles need float32: bfloat16 cannot tell position 4096 from 4097.
-        angle_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-        frequencies = inverse_frequencies(config.rope, config.head_dim, angle_dtype, device)
+        angle_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
+        frequencies = inverse_frequencies(config.rope, config.head_dim, angle_dtype, placement["device"])
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     @classmethod
     def from_checkpoint_config(
-        cls, config: Mapping[str, Any], *, attention: Attention, dtype: torch.dtype, device: torch.device
+        cls, config: Mapping[str, Any], *, attention: Attention, **placement: Unpack[Placement]
     ) -> DecoderModel:
         """Build with uninitialised weights from a parsed ``config.json``; CheckpointError if it cannot be."""
-        return cls(DecoderConfig.from_checkpoint(config), attention=attention, dtype=dtype, device=device)
+        return cls(DecoderConfig.from_checkpoint(config), attention=attention, **placement)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a checkpoint's tensors in; CheckpointError names what is missing, unexpected or misshapen."""

@@ -40,8 +40,7 @@ class GGUFFile:
         Raises:
             CheckpointError: The file is missing, no GGUF, truncated, one part of several, or not a dense Llama.
         """
-        import gguf
-
+        gguf = _gguf_package(path)
         self.path = path
         try:
             self._reader = gguf.GGUFReader(path)
@@ -138,15 +137,24 @@ class GGUFFile:
             yield _checkpoint_name(gguf_name), tensor
 
     def _dequantised(self, name: str) -> Tensor:
-        import gguf
-
+        gguf = _gguf_package(self.path)
         tensor = self._tensors[name]
         try:
             values = gguf.dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError as error:
             kind = tensor.tensor_type.name
-            raise CheckpointError(f"{self.path}: tensor {name} has type {kind}, which gguf cannot dequantise") from error
+            raise CheckpointError(
+                f"{self.path}: tensor {name} has type {kind}, which gguf cannot dequantise"
+            ) from error
         return torch.tensor(values, dtype=torch.float32)  # a copy: plain float32 comes as a view of the memory map
+
+
+def _gguf_package(path: Path) -> Any:
+    try:
+        import gguf
+    except ImportError as error:
+        raise CheckpointError(f"reading {path} needs the package gguf; install it with: pip install gguf") from error
+    return gguf
 
 
 def _checkpoint_name(gguf_name: str) -> str:

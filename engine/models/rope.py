@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.errors import CheckpointError
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "divisors")
-"""Scalings this engine computes. ``divisors`` is ours: GGUF files store Llama 3's scaling as one divisor a frequency."""
+"""Scalings computed here. ``divisors`` is ours: GGUF files store Llama 3's scaling as one divisor a frequency."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,26 +61,27 @@ def rope_from_checkpoint(config: Mapping[str, Any], max_position: int) -> RopeCo
     params = _flat_parameters(config)
     rope_type = params.get("rope_type") or params.get("type") or "default"
     if rope_type not in ROPE_TYPES:
-        raise CheckpointError(f"config.json: RoPE scaling {rope_type!r} is not supported; known: {', '.join(ROPE_TYPES)}")
+        raise CheckpointError(
+            f"config.json: RoPE scaling {rope_type!r} is not supported; known: {', '.join(ROPE_TYPES)}"
+        )
     partial = _first(params.get("partial_rotary_factor"), config.get("partial_rotary_factor"), 1.0)
     if partial != 1.0:
         raise CheckpointError(f"config.json: partial_rotary_factor must be 1 for this architecture, got {partial!r}")
     original = _first(
         config.get("original_max_position_embeddings"), params.get("original_max_position_embeddings"), max_position
     )
-    common = {
-        "theta": float(_first(params.get("rope_theta"), config.get("rope_theta"), 10_000.0)),
-        "rope_type": rope_type,
-        "original_max_position": int(original),
-    }
+    base = RopeConfig(
+        theta=float(_first(params.get("rope_theta"), config.get("rope_theta"), 10_000.0)),
+        rope_type=rope_type,
+        original_max_position=int(original),
+    )
     if rope_type == "linear":
-        return RopeConfig(**common, factor=_number(params, "factor"))
+        return replace(base, factor=_positive(params, "factor"))
     if rope_type == "llama3":
-        numbers = {name: _number(params, name) for name in ("factor", "low_freq_factor", "high_freq_factor")}
-        return RopeConfig(**common, **numbers)
+        return _with_llama3(base, params)
     if rope_type == "yarn":
-        return RopeConfig(**common, **_yarn_fields(params, max_position / original))
-    return RopeConfig(**common, divisors=tuple(params.get("divisors", ())))
+        return _with_yarn(base, params, max_position / original)
+    return replace(base, divisors=tuple(params.get("divisors", ())))
 
 
 def _flat_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -93,8 +94,15 @@ def _flat_parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return nested[0]
 
 
-def _yarn_fields(params: Mapping[str, Any], implied_factor: float) -> dict[str, Any]:
-    factor = float(_first(params.get("factor"), implied_factor))
+def _with_llama3(base: RopeConfig, params: Mapping[str, Any]) -> RopeConfig:
+    low, high = _positive(params, "low_freq_factor"), _positive(params, "high_freq_factor")
+    if low >= high:
+        raise CheckpointError(f"config.json: low_freq_factor ({low}) must be below high_freq_factor ({high})")
+    return replace(base, factor=_positive(params, "factor"), low_freq_factor=low, high_freq_factor=high)
+
+
+def _with_yarn(base: RopeConfig, params: Mapping[str, Any], implied_factor: float) -> RopeConfig:
+    factor = implied_factor if params.get("factor") is None else _positive(params, "factor")
     mscale, mscale_all_dim = params.get("mscale"), params.get("mscale_all_dim")
     if params.get("attention_factor") is not None:
         attention_factor = float(params["attention_factor"])
@@ -102,13 +110,14 @@ def _yarn_fields(params: Mapping[str, Any], implied_factor: float) -> dict[str, 
         attention_factor = _yarn_mscale(factor, mscale) / _yarn_mscale(factor, mscale_all_dim)
     else:
         attention_factor = _yarn_mscale(factor, 1.0)
-    return {
-        "factor": factor,
-        "beta_fast": float(params.get("beta_fast") or 32.0),
-        "beta_slow": float(params.get("beta_slow") or 1.0),
-        "truncate": bool(_first(params.get("truncate"), True)),
-        "attention_factor": attention_factor,
-    }
+    return replace(
+        base,
+        factor=factor,
+        beta_fast=float(params.get("beta_fast") or 32.0),
+        beta_slow=float(params.get("beta_slow") or 1.0),
+        truncate=bool(_first(params.get("truncate"), True)),
+        attention_factor=attention_factor,
+    )
 
 
 def _yarn_mscale(factor: float, mscale: float) -> float:
@@ -120,10 +129,10 @@ def _first(*values: Any) -> Any:
     return next(value for value in values if value is not None)
 
 
-def _number(params: Mapping[str, Any], name: str) -> float:
+def _positive(params: Mapping[str, Any], name: str) -> float:
     value = params.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise CheckpointError(f"config.json: RoPE scaling needs a number {name!r}, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        raise CheckpointError(f"config.json: RoPE scaling needs a positive {name}, got {value!r}")
     return float(value)
 
 
@@ -169,7 +178,7 @@ def _yarn(frequencies: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
 
 
 def rotation_tables(positions_T: Tensor, frequencies: Tensor, attention_factor: float) -> tuple[Tensor, Tensor]:
-    """cos and sin, each [T, 1, D / 2], in the dtype of ``frequencies``."""
+    """Cosine and sine, each [T, 1, D / 2], in the dtype of ``frequencies``."""
     angles = positions_T[:, None, None].to(frequencies.dtype) * frequencies
     return angles.cos() * attention_factor, angles.sin() * attention_factor
 

@@ -86,8 +86,8 @@ def apply_top_k(left: Candidates, top_k_N: Tensor, max_top_k: int, tolerance: fl
     is_tied_NV = left.keys_NV == border_N1
     tied_NV = is_tied_NV.to(torch.int64)
     keep_NV = (left.keys_NV < border_N1) | (is_tied_NV & _fits(tied_NV, bound_N1 - before_N1)) | ~is_on_N1
-    near_N, last_N = _rival_at(left, keep_NV, border_N1, tolerance)
-    return _drop(left, keep_NV, 2.0 * last_N * (near_N & is_on_N1[:, 0]))
+    num_rivals_N, last_N = _rivals_at(left, keep_NV, border_N1, tolerance)
+    return _drop(left, keep_NV, last_N * num_rivals_N * is_on_N1[:, 0])
 
 
 def apply_top_p(left: Candidates, top_p_N: Tensor, tolerance: float) -> Candidates:
@@ -100,11 +100,11 @@ def apply_top_p(left: Candidates, top_p_N: Tensor, tolerance: float) -> Candidat
     is_tied_NV = left.keys_NV == border_N1
     tied_NV = left.weights_NV * is_tied_NV
     keep_NV = (left.keys_NV < border_N1) | (is_tied_NV & _fits(tied_NV, bound_N[:, None] - before_N1))
-    near_N, last_N = _rival_at(left, keep_NV, border_N1, tolerance)
+    num_rivals_N, last_N = _rivals_at(left, keep_NV, border_N1, tolerance)
     kept = _drop(left, keep_NV | ~is_on_N[:, None], torch.zeros_like(left.slack_N))
     over_N = kept.weights_NV.sum(-1) - bound_N  # by this much the last one kept reaches p
-    near_N = near_N | (torch.minimum(over_N, last_N - over_N) <= tolerance * total_N)
-    return kept._replace(slack_N=left.slack_N + 2.0 * last_N * (near_N & is_on_N))
+    is_tight_N = torch.minimum(over_N, last_N - over_N) <= tolerance * total_N + left.slack_N
+    return kept._replace(slack_N=left.slack_N + last_N * (num_rivals_N + is_tight_N) * is_on_N)
 
 
 def _find_border(keys_NV: Tensor, weights_NV: Tensor, bound_N1: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,12 +133,18 @@ def _fits(tied_NV: Tensor, room_N1: Tensor) -> Tensor:
     return tied_NV.cumsum(-1) - tied_NV < room_N1
 
 
-def _rival_at(left: Candidates, keep_NV: Tensor, border_N1: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
-    """Whether some dropped score is within ``tolerance`` of the last kept one, and that one's weight (float64)."""
+def _rivals_at(left: Candidates, keep_NV: Tensor, border_N1: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
+    """How many kept ids could change places with dropped ones of a score within ``tolerance`` of the last kept.
+
+    Returns:
+        That number, [n] int64, and the weight of the last kept id, [n] float64.
+    """
     last_N1 = -border_N1.view(left.scores_NV.dtype)
-    within_NV = left.scores_NV >= last_N1 - tolerance
-    is_near_N = within_NV.sum(-1) > keep_NV.sum(-1)
-    return is_near_N, last_N1[:, 0].to(torch.float64).exp() * _WEIGHT_ONE
+    num_kept_N = keep_NV.sum(-1)
+    num_sure_N = (left.scores_NV > last_N1 + tolerance).sum(-1)
+    num_possible_N = (left.scores_NV >= last_N1 - tolerance).sum(-1)
+    num_rivals_N = torch.minimum(num_kept_N - num_sure_N, num_possible_N - num_kept_N)
+    return num_rivals_N, last_N1[:, 0].to(torch.float64).exp() * _WEIGHT_ONE
 
 
 def draw(left: Candidates, uniform_N: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
@@ -160,9 +166,10 @@ def draw(left: Candidates, uniform_N: Tensor, tolerance: float) -> tuple[Tensor,
     token_N1 = torch.searchsorted(reached_NV, target_N1, right=True).clamp(max=reached_NV.shape[1] - 1)
     upper_N1 = reached_NV.gather(1, token_N1)
     lower_N1 = upper_N1 - left.weights_NV.gather(1, token_N1)
-    margin_N1 = tolerance * total_N1 + left.slack_N[:, None]
-    # 0 and the total are no borders between tokens.
-    is_near_N1 = ((target_N1 - lower_N1 <= margin_N1) & (lower_N1 > 0)) | (
-        (upper_N1 - target_N1 <= margin_N1) & (upper_N1 < total_N1)
+    slack_N1 = left.slack_N[:, None]
+    margin_N1 = tolerance * total_N1 + slack_N1
+    # 0 and the total are no borders between tokens, unless a filter might have let another one in there.
+    is_near_N1 = ((target_N1 - lower_N1 <= margin_N1) & ((lower_N1 > 0) | (slack_N1 > 0))) | (
+        (upper_N1 - target_N1 <= margin_N1) & ((upper_N1 < total_N1) | (slack_N1 > 0))
     )
     return token_N1[:, 0], is_near_N1[:, 0]

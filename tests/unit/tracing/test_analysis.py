@@ -307,3 +307,6 @@ class TestSpread:
         assert spread is not None
         assert (spread.count, spread.p50_ns, spread.p90_ns, spread.p99_ns, spread.max_ns) == (101, 50, 90, 99, 100)
         assert (spread.mean_ns, spread.total_ns) == (50, 5050)
+
+    def test_any_order_sums_to_the_same_last_bit(self) -> None:
+        assert Spread.of([0.1, 0.2, 0.3]) == Spread.of([0.3, 0.2, 0.1])

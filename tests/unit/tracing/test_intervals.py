@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +17,7 @@ def moments(intervals: list[Interval]) -> set[int]:
 
 def check_normal(intervals: list[Interval]) -> None:
     assert all(start < end for start, end in intervals)
-    assert all(left[1] < right[0] for left, right in zip(intervals, intervals[1:], strict=False))
+    assert all(left[1] < right[0] for left, right in itertools.pairwise(intervals))
 
 
 class TestAgainstSets:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from tracing.records import NO_ITERATION, Category, GraphUse, Span
 from tracing.recorder import Recorder
+from tracing.records import NO_ITERATION, Category, GraphUse, Span
 
 
 @dataclass
@@ -229,14 +230,23 @@ class TestDeviceSpans:
         assert work.enqueued_ns is not None
         assert work.enqueued_ns > 250  # this fake's times lie in the clock's past
 
-    def test_finished_timings_are_let_go_of(self) -> None:
+    def test_finished_timings_are_read_once_and_let_go_of(self) -> None:
         recorder = Recorder(nvtx=False)
         timing = FakeTiming()
+        gone = weakref.ref(timing)
         recorder.device("sample", "compute", 0, timing)
         recorder.spans()
-        reads = timing.reads
-        recorder.spans()
-        assert timing.reads == reads
+        assert timing.reads == 1
+        del timing
+        assert gone() is None
+        assert len(recorder.spans()) == 1
+
+    def test_work_enqueued_between_phases_belongs_to_none(self) -> None:
+        recorder = Recorder(nvtx=False)
+        with recorder.phase("resolve"):
+            pass
+        recorder.device("compact", "compute", 0, FakeTiming())
+        assert only(recorder.spans(), "compact").phase is None
 
     def test_old_timings_are_read_in_passing_so_that_events_do_not_pile_up(self) -> None:
         recorder = Recorder(nvtx=False)
@@ -272,6 +282,15 @@ class TestRing:
         assert kept == {8, 9}
         assert all(sum(span.iteration == iteration for span in spans) == 3 for iteration in kept)
         assert recorder.lost_iterations == 8
+
+    def test_an_iteration_whose_spans_are_overwritten_after_its_end_is_dropped_too(self) -> None:
+        recorder = Recorder(nvtx=False, capacity=8)
+        run_iteration(recorder, 0)
+        for _ in range(6):
+            with recorder.phase("capture"):
+                pass
+        assert recorder.iterations() == []
+        assert recorder.lost_iterations == 1
 
     def test_unread_device_work_may_be_overwritten(self) -> None:
         recorder = Recorder(nvtx=False, capacity=3)

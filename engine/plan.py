@@ -1,0 +1,197 @@
+"""What ``prepare`` decides for one forward, and how it is staged in the slab the device reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.batch import BatchDimensions, BatchShape
+from engine.columns import NUM_FLOATS, NUM_INTS, WideRows, row_floats, row_ints
+from engine.request import Request
+from engine.staging import Field, HostSlab
+from engine.step_function import FROM_SAMPLE
+from engine.table import RequestTable, Rows
+
+
+@dataclass(slots=True)
+class PromptRow:
+    """A prefill row whose prompt log probabilities are wanted: its part of the extra logits rows."""
+
+    request: Request
+    start: int
+    """First extra logits row."""
+    count: int
+    """Prompt tokens but the first."""
+    num_logprobs: int
+
+
+@dataclass(slots=True)
+class Plan:
+    """What ``prepare`` decided and staged, and ``forward`` launches."""
+
+    table_rows: Rows
+    """[n] table row of each real batch row, decode before prefill."""
+    dims: BatchDimensions
+    """Real size."""
+    graph: BatchDimensions | None
+    """The captured size it runs in; None is eager."""
+    miss_reason: str | None
+    shape: BatchShape
+    """Size launched, padding included."""
+    half: HostSlab
+    new_rows: int
+    new_blocks: int
+    wide: WideRows | None
+    prompt_rows: list[PromptRow]
+    extra_idx: Tensor | None
+    extra_targets: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewBlocks:
+    """Block-table entries that the device does not know yet, [m] each."""
+
+    rows: Rows
+    cols: Rows
+    ids: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where a batch's real rows stand among the launched ones."""
+
+    table_rows: Rows
+    """[n] table row of each real batch row."""
+    batch_rows: Rows
+    """[n] its place among the ``shape.num_rows`` launched rows."""
+    query_len: NDArray[np.int64]
+    """[n] its query tokens."""
+    shape: BatchShape
+
+
+def stage_rows(half: HostSlab, table: RequestTable, layout: Layout, dummy_row: int) -> None:
+    """Stage the per-row fields; padding rows read the dummy row."""
+    f, shape, at = half.fields, layout.shape, layout.batch_rows
+    n = shape.num_rows
+    f["table_row"][:n] = dummy_row
+    f["table_row"][at] = layout.table_rows
+    f["kv_len"][:n] = 1
+    f["kv_len"][at] = table.kv_len[layout.table_rows]
+    lengths = f["query_len"][:n]
+    lengths[:] = 0
+    lengths[: shape.num_decode] = 1
+    lengths[at] = layout.query_len
+    np.cumsum(lengths, out=f["query_start"][:n])
+    f["query_start"][:n] -= lengths
+    f["logits_idx"][:n] = 0
+    f["logits_idx"][: at.size] = (f["query_start"][:n] + lengths - 1)[at]
+
+
+def stage_tokens(half: HostSlab, table: RequestTable, layout: Layout, dummy_row: int) -> None:
+    """Stage the per-token fields, after :func:`stage_rows`; padding tokens belong to the last row and the dummy."""
+    f, shape, t = half.fields, layout.shape, layout.shape.num_tokens
+    f["token_ids"][:t] = 0
+    f["positions"][:t] = 0
+    f["token_row"][:t] = dummy_row
+    f["batch_row"][:t] = shape.num_rows - 1
+    f["batch_row"][: shape.num_decode] = np.arange(shape.num_decode)
+    is_prefill = table.is_prefill[layout.table_rows]
+    starts = f["query_start"][layout.batch_rows]
+    ones = np.flatnonzero(~is_prefill)
+    f["token_ids"][starts[ones]] = FROM_SAMPLE
+    f["positions"][starts[ones]] = table.kv_len[layout.table_rows[ones]] - 1
+    f["token_row"][starts[ones]] = layout.table_rows[ones]
+    f["batch_row"][starts[ones]] = layout.batch_rows[ones]
+    for i in np.flatnonzero(is_prefill).tolist():
+        row, tokens = int(layout.table_rows[i]), slice(int(starts[i]), int(starts[i] + layout.query_len[i]))
+        request = table.requests[row]
+        assert request is not None
+        f["token_ids"][tokens] = (*request.prompt_ids, *request.output_ids)
+        f["positions"][tokens] = np.arange(layout.query_len[i])
+        f["token_row"][tokens] = row
+        f["batch_row"][tokens] = layout.batch_rows[i]
+
+
+def stage_new(half: HostSlab, new: Sequence[Request], new_blocks: NewBlocks) -> None:
+    """Stage new rows' parameters and new block-table entries."""
+    f, m = half.fields, new_blocks.rows.size
+    f["block_row"][:m] = new_blocks.rows
+    f["block_col"][:m] = new_blocks.cols
+    f["block_id"][:m] = new_blocks.ids
+    if new:
+        f["new_row"][: len(new)] = [request.row for request in new]
+        f["new_ints"][: len(new)] = [row_ints(request) for request in new]
+        f["new_floats"][: len(new)] = [row_floats(request.params) for request in new]
+
+
+def stage_prompt_rows(
+    half: HostSlab, layout: Layout, prompt_rows: Sequence[PromptRow]
+) -> tuple[Tensor | None, Tensor | None]:
+    """Extra logits rows for prompt log probabilities: token indices and targets, [extra] int64; None without any."""
+    if not prompt_rows:
+        return None, None
+    starts = half.fields["query_start"][layout.batch_rows]
+    start_of = dict(zip(layout.table_rows.tolist(), starts.tolist(), strict=True))
+    idx: list[NDArray[np.int64]] = []
+    targets: list[int] = []
+    for prompt in prompt_rows:
+        assert prompt.request.row is not None
+        start = start_of[prompt.request.row]
+        prompt.start = len(targets)
+        idx.append(np.arange(start, start + prompt.count))
+        targets.extend(prompt.request.prompt_ids[1:])
+    return torch.from_numpy(np.concatenate(idx)), torch.tensor(targets, dtype=torch.int64)
+
+
+def stage_padding(half: HostSlab, shape: BatchShape, dummy_row: int) -> None:
+    """Stage a batch of padding alone, for capture: it writes to the dummy block and nothing else."""
+    nobody = np.zeros(0, dtype=np.int64)
+    layout = Layout(nobody, nobody, nobody, shape)
+    table = RequestTable(1, 1)
+    stage_rows(half, table, layout, dummy_row)
+    stage_tokens(half, table, layout, dummy_row)
+    if shape.num_prefill:  # all tokens to the first prefill row, so that the kernels see real lengths
+        first, f = shape.num_decode, half.fields
+        f["query_len"][first] = f["kv_len"][first] = shape.num_tokens - first
+        f["query_start"][first + 1 : shape.num_rows] = shape.num_tokens
+        f["batch_row"][first : shape.num_tokens] = first
+
+
+def step_fields(max_requests: int, max_tokens: int, block_size: int) -> list[Field]:
+    rows = ("table_row", "query_start", "query_len", "kv_len", "logits_idx", "new_row")
+    tokens = ("token_ids", "positions", "token_row", "batch_row")
+    max_new_blocks = max_requests + -(-max_tokens // block_size)
+    return [
+        *(Field(name, (max_requests,), torch.int64) for name in rows),
+        Field("new_ints", (max_requests, NUM_INTS), torch.int64),
+        Field("new_floats", (max_requests, NUM_FLOATS), torch.float32),
+        Field("block_row", (max_new_blocks,), torch.int64),
+        Field("block_col", (max_new_blocks,), torch.int64),
+        Field("block_id", (max_new_blocks,), torch.int32),
+        *(Field(name, (max_tokens,), torch.int64) for name in tokens),
+    ]
+
+
+def batch_rows_of(dims: BatchDimensions, shape: BatchShape) -> Rows:
+    """Batch row of each real row: decode rows first, padding behind them, then prefill rows."""
+    first_prefill = max(dims.num_decode, shape.num_decode)
+    return np.concatenate(
+        [np.arange(dims.num_decode), np.arange(first_prefill, first_prefill + dims.num_prefill)]
+    ).astype(np.int64)
+
+
+def rows_owing_prompt_logprobs(table: RequestTable, prefill_rows: Rows) -> list[PromptRow]:
+    """Prefill rows that still owe prompt log probabilities; a one-token prompt has none to compute."""
+    found = []
+    for row in prefill_rows.tolist():
+        request = table.requests[row]
+        assert request is not None
+        wanted = request.params.prompt_logprobs
+        if wanted is not None and not request.prompt_logprobs and len(request.prompt_ids) > 1:
+            found.append(PromptRow(request, 0, len(request.prompt_ids) - 1, wanted))
+    return found

@@ -1,0 +1,65 @@
+"""One forward as a function of tensors alone: input ids from samples, cache slots, block-table rows, then the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.batch import BatchShape, ForwardBatch
+from engine.device import Device
+from engine.models.base import LayerCache, Model
+
+FROM_SAMPLE = -1
+"""In ``token_ids``: take the row's newest sampled token, which is on the device only."""
+
+
+class StepFunction:
+    """One forward as a function of tensors alone, for a fixed shape: what is run eagerly, traced and captured."""
+
+    def __init__(self, model: Model, block_size: int, shape: BatchShape) -> None:
+        self._model = model
+        self._block_size = block_size
+        self._shape = shape
+        self._tensors_a_layer = [len(state.shapes) for state in model.cache_layout()]
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Logits, [L, V]; ``inputs`` as :meth:`Runner._step_inputs` gives them."""
+        token_ids, positions, token_row, batch_row, table_row, query_start, query_len, kv_len, logits_idx = inputs[:9]
+        last_token, block_table, *flat = inputs[9:]
+        ids = torch.where(token_ids == FROM_SAMPLE, last_token.index_select(0, token_row), token_ids)
+        column = torch.div(positions, self._block_size, rounding_mode="floor")
+        block = block_table[token_row, column].to(torch.int64)
+        batch = ForwardBatch(
+            token_ids_T=ids,
+            positions_T=positions,
+            row_T=batch_row,
+            slots_T=block * self._block_size + positions % self._block_size,
+            block_table_NK=block_table.index_select(0, table_row)[:, : self._shape.num_kv_blocks].to(torch.int64),
+            query_start_N=query_start,
+            query_len_N=query_len,
+            kv_len_N=kv_len,
+            logits_idx_L=logits_idx,
+            shape=self._shape,
+        )
+        return self._model(batch, _grouped(flat, self._tensors_a_layer))
+
+
+def _grouped(flat: Sequence[Tensor], sizes: Sequence[int]) -> list[LayerCache]:
+    layers, at = [], 0
+    for size in sizes:
+        layers.append(tuple(flat[at : at + size]))
+        at += size
+    return layers
+
+
+def make_caches(model: Model, device: Device, num_blocks: int, block_size: int) -> list[LayerCache]:
+    """Zeroed cache tensors of every layer, [num_blocks, block_size, *per-token shape]."""
+    return [
+        tuple(
+            device.zeros((num_blocks, block_size, *shape), dtype)
+            for shape, dtype in zip(state.shapes, state.dtypes, strict=True)
+        )
+        for state in model.cache_layout()
+    ]

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.unit.tracing.traces import batch, device, phase, record
+from tracing.analysis import format_comparison, summarise
+from tracing.comparison import Row, comparison_rows, format_value
+from tracing.nvtx_ranges import CATEGORY_OF_DETAIL
+from tracing.records import BATCH_OF, PHASE_COLOURS, PHASES
+from tracing.summary import Summary
+
+METRICS = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+DOCUMENTED = set(re.findall(r"`([^`]+)`", METRICS))
+
+
+def run(order: str, length: int) -> Summary:
+    spans = [phase("prepare", 0, length // 2), device("forward", length // 4, length)]
+    return summarise(spans, [record(0, 0, length, order=order, launched=batch(0), wasted_rows={"eos": 1})])
+
+
+class TestTable:
+    def test_shows_values_units_and_the_ratio_of_last_to_first(self) -> None:
+        text = format_comparison({"legacy": run("LEGACY", 4_000_000), "async": run("OVERLAP", 1_000_000)})
+        lines = text.splitlines()
+        assert lines[0].split() == ["unit", "legacy", "async", "async/legacy"]
+        (step,) = [line for line in lines if line.startswith("  step time p50")]
+        assert step.split() == ["step", "time", "p50", "ms", "4.00", "1.00", "0.25x"]
+
+    def test_columns_are_aligned(self) -> None:
+        text = format_comparison({"legacy": run("LEGACY", 4_000_000), "async": run("OVERLAP", 1_000_000)})
+        table = text.split("\n\norders and reasons")[0].splitlines()
+        ends = {len(line) for line in table if line.endswith("x") or line.endswith("async/legacy")}
+        assert len(ends) == 1
+
+    def test_missing_classes_say_no_samples(self) -> None:
+        text = format_comparison({"legacy": run("LEGACY", 4000), "async": run("OVERLAP", 1000)})
+        (line,) = [line for line in text.splitlines() if line.startswith("  LEGACY step p50")]
+        assert line.split()[-2:] == ["no", "samples"]
+        assert re.search(r"TTFT p50 +ms +no samples +no samples$", text, re.MULTILINE)
+
+    def test_names_every_order_with_its_reasons(self) -> None:
+        text = format_comparison({"only": run("OVERLAP", 1000)})
+        assert text.splitlines()[-1] == "  only: OVERLAP 1 (100.0 %): decode only 1"
+        assert "/" not in text.splitlines()[0]
+
+    def test_nothing_to_compare_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="at least one run"):
+            format_comparison({})
+
+
+class TestRows:
+    def test_labels_are_unique_within_a_section(self) -> None:
+        rows = comparison_rows([run("LEGACY", 4000), run("OVERLAP", 1000)])
+        keys = [(row.section, row.label) for row in rows]
+        assert len(set(keys)) == len(keys)
+
+    @pytest.mark.parametrize("values", [(1.0,), (None, 1.0), (1.0, None), (0.0, 1.0)])
+    def test_no_ratio_without_two_numbers(self, values: tuple[float | None, ...]) -> None:
+        assert Row("s", "l", "ms", values).ratio is None
+
+    def test_format(self) -> None:
+        shown = [format_value(value, "ms") for value in (1234.56, 12.345, 0.1234, 0.0, None)]
+        assert shown == ["1,234.6", "12.35", "0.123", "0.000", "no samples"]
+        assert (format_value(1234.0, ""), format_value(12.34, "%")) == ("1,234", "12.3")
+
+
+class TestDocumentation:
+    def test_every_row_is_defined_in_metrics_md(self) -> None:
+        rows = comparison_rows([run("LEGACY", 4000), run("OVERLAP", 1000)])
+        undefined = []
+        for row in rows:
+            plain = re.sub(r" p(50|99)$", "", row.label)
+            variable = row.section in DOCUMENTED or row.section == "orders"
+            if plain not in DOCUMENTED and row.label not in DOCUMENTED and not variable:
+                undefined.append(row.label)
+        assert undefined == []
+        assert "`NAME share` (%)" in METRICS
+
+    def test_every_range_is_listed_with_its_category_and_colour(self) -> None:
+        for name in PHASES:
+            assert f"| `{name}` | `phase` | push/pop | iteration | {PHASE_COLOURS[name]} |" in METRICS
+        assert set(CATEGORY_OF_DETAIL) | set(CATEGORY_OF_DETAIL.values()) <= DOCUMENTED
+
+    def test_every_name_that_belongs_to_a_batch_is_listed(self) -> None:
+        for side in ("launched", "consumed"):
+            (line,) = [line for line in METRICS.splitlines() if line.startswith(f"| {side} batch |")]
+            assert set(re.findall(r"`(\w+)`", line)) == {name for name, of in BATCH_OF.items() if of == side}
+
+    def test_the_nvtx_pin_is_the_installed_one(self) -> None:
+        from importlib.metadata import version
+
+        assert f"nvtx **{version('nvtx')}**" in METRICS

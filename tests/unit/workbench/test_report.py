@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.phases import Order, Phase
+from tests.unit.tracing.traces import batch, detail, device, phase, record, wait
+from tracing.recorder import Recorder
+from tracing.records import PHASE_COLOURS, Category, IterationRecord, RequestRecord, Span
+from workbench.report import RunView, differing_fields, render_report, write_report
+from workbench.report_data import ORDER_COLOURS, host_work, initial_views, run_data
+
+NASTY = "</script><img src=x onerror=alert(1)>&\"'"
+
+
+class Page(HTMLParser):
+    """What a browser would see: elements, attributes, text, and the embedded data."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.handlers: list[str] = []
+        self.text = ""
+        self.data = ""
+        self._inside: str | None = None
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+        self._inside = "data" if ("id", "data") in attrs else tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = None
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "data":
+            self.data += data
+        elif self._inside not in ("script", "style"):
+            self.text += data
+
+
+def small_run(name: str = "async", **fields: Any) -> RunView:
+    spans = [
+        phase("prepare", 1000, 1400),
+        detail("publish", 1100, 1200),
+        phase("resolve", 1500, 1900),
+        wait(1550, 1700),
+        device("forward", 1300, 1700),
+        device("fetch", 1700, 1720, lane="copy"),
+        Span(name="abort", category=Category.INSTANT, lane="host", start_ns=1950, end_ns=1950, args={"request": "r1"}),
+        Span(name="free_blocks", category=Category.COUNTER, lane="host", start_ns=1960, end_ns=1960, value=4.0),
+    ]
+    iterations = [record(0, 990, 2000, launched=batch(0), consumed=batch(0))]
+    requests = [RequestRecord(request_id="r1", arrival_ns=900, first_token_ns=1_001_900, finish_reason="stop")]
+    return RunView(name, spans, iterations, requests, **fields)
+
+
+def page_of(*runs: RunView, **fields: Any) -> Page:
+    return Page(render_report(list(runs), **({"title": "Demo"} | fields)))
+
+
+def span_count(data: dict[str, Any]) -> int:
+    return sum(len(lane["start"]) for lane in data["lanes"].values())
+
+
+class TestPage:
+    def test_is_one_file_that_asks_for_nothing(self, tmp_path: Path) -> None:
+        path = write_report(tmp_path / "deep" / "report.html", [small_run()], title="Demo")
+        text = path.read_text(encoding="utf-8")
+        page = Page(text)
+        assert page.links == ["data:,"]
+        assert not re.search(r"https?://|@import|url\(", text)
+        assert "prefers-color-scheme: dark" in text
+
+    def test_contains_every_span_of_every_run(self) -> None:
+        first, second = small_run("legacy"), small_run("async")
+        runs = json.loads(page_of(first, second).data)["runs"]
+        assert [run["name"] for run in runs] == ["legacy", "async"]
+        assert [span_count(run) for run in runs] == [len(first.spans), len(second.spans)]
+        assert json.loads(page_of(first).data)["phaseColours"] == PHASE_COLOURS
+
+    def test_text_from_outside_is_escaped_everywhere(self) -> None:
+        spans = [phase(NASTY, 0, 10)]
+        iterations = [record(0, 0, 10, order=NASTY, reason=NASTY, wasted_rows={NASTY: 1}, void_reasons=(NASTY,))]
+        requests = [RequestRecord(request_id=NASTY, arrival_ns=0, finish_reason=NASTY)]
+        run = RunView(NASTY, spans, iterations, requests, config={NASTY: NASTY})
+        page = page_of(run, title=NASTY, environment={NASTY: NASTY}, notes=[NASTY])
+        plain = page_of(small_run(config={"a": 1}), environment={"a": 1}, notes=["a"])
+        assert "img" not in page.tags
+        assert page.handlers == []
+        assert page.tags.count("script") == plain.tags.count("script") == 2
+        assert page.text.count(NASTY) >= 8
+        assert json.loads(page.data)["runs"][0]["names"] == [NASTY]
+
+    def test_shows_facts_notes_numbers_and_requests(self) -> None:
+        text = page_of(
+            small_run("legacy", config={"mode": "legacy", "seed": 0}),
+            small_run("async", config={"mode": "async", "seed": 0}),
+            environment={"torch": "2.13.0"},
+            notes=["Outputs are identical."],
+        ).text
+        for shown in ("2.13.0", "Outputs are identical.", "hidden share", "no samples", "decode only (1)", "1.001"):
+            assert shown in text
+        assert "The runs differ in: mode." in text
+
+    def test_an_empty_run_has_a_page_too(self) -> None:
+        page = page_of(RunView("async", [], []))
+        assert "no samples" in page.text
+        assert json.loads(page.data)["runs"][0]["iterations"] == []
+
+    @pytest.mark.parametrize("names", [(), ("async", "async")])
+    def test_runs_without_names_of_their_own_are_refused(self, names: tuple[str, ...], tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match="each with a name of its own"):
+            write_report(tmp_path / "report.html", [small_run(name) for name in names], title="Demo")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_takes_what_a_recorder_gives(self) -> None:
+        recorder = Recorder(nvtx=False)
+        for iteration in range(3):
+            recorder.begin_iteration(iteration, "OVERLAP", "decode only", "async")
+            with recorder.phase("prepare"):
+                recorder.instant("abort", request="r1")
+            recorder.end_iteration(launched=batch(iteration))
+        run = RunView("async", recorder.spans(), recorder.iterations())
+        assert span_count(json.loads(page_of(run).data)["runs"][0]) == 6
+
+
+class TestConfig:
+    def test_names_fields_that_differ(self) -> None:
+        assert differing_fields([{"mode": "legacy", "seed": 0}, {"mode": "async", "seed": 0, "extra": None}]) == [
+            "mode"
+        ]
+        assert differing_fields([{"a": 1}, {}]) == ["a"]
+
+
+class TestEngineNames:
+    def test_every_order_has_a_colour_and_a_documented_range(self) -> None:
+        metrics = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+        (line,) = [
+            line for line in metrics.splitlines() if line.endswith("| `iteration` | start/end | iteration | #5F6B7A |")
+        ]
+        for order in Order:
+            assert order.label in ORDER_COLOURS
+            assert f"`{order.label}`" in line
+
+    def test_every_phase_has_a_colour(self) -> None:
+        assert {phase.value for phase in Phase} <= set(PHASE_COLOURS)
+
+
+class TestRunData:
+    def test_hidden_exposed_and_bubbles_are_stretches_of_start_and_length(self) -> None:
+        spans = [phase("prepare", 100, 140), device("forward", 120, 160), device("sample", 180, 190)]
+        data = run_data(spans, [], initial_views([[]])[0])
+        assert data["hidden"] == [20, 20]
+        assert data["exposed"] == [0, 20]
+        assert data["bubbles"] == [60, 20]
+
+    def test_host_work_leaves_waits_out(self) -> None:
+        assert host_work([phase("resolve", 0, 10), wait(3, 5), device("forward", 0, 10)]) == [(0, 3), (5, 10)]
+
+    def test_every_lane_is_sorted_by_start(self) -> None:
+        spans = [phase("emit", 50, 60), phase("prepare", 10, 20), device("forward", 30, 40), device("sample", 5, 6)]
+        lanes = run_data(spans, [], initial_views([[]])[0])["lanes"]
+        assert all(lane["start"] == sorted(lane["start"]) for lane in lanes.values())
+
+
+def decode_run(order: str, rows: list[int], step: int) -> list[IterationRecord]:
+    return [
+        record(number, number * step, (number + 1) * step, order=order, launched=batch(number, decode=count))
+        for number, count in enumerate(rows)
+    ]
+
+
+class TestInitialViews:
+    def test_show_four_steady_iterations_of_the_same_batch_size_in_both_runs(self) -> None:
+        first = decode_run("LEGACY", [1] * 9 + [3] * 6, step=10)
+        second = decode_run("OVERLAP", [2] * 20 + [3] * 8, step=5)
+        one, two = initial_views([first, second])
+        assert (one.start_ns, one.end_ns, one.is_steady) == (100, 140, True)
+        assert (two.start_ns, two.end_ns, two.is_steady) == (110, 130, True)
+
+    def test_without_a_common_size_each_run_shows_its_own(self) -> None:
+        one, two = initial_views([decode_run("LEGACY", [1] * 4, 10), decode_run("OVERLAP", [2] * 4, 10)])
+        assert one.is_steady
+        assert two.is_steady
+
+    def test_void_iterations_are_never_steady(self) -> None:
+        (view,) = initial_views([[record(0, 5, 10, launched=batch(0), void_reasons=("debugger",))]])
+        assert (view.start_ns, view.end_ns, view.is_steady) == (5, 10, False)
