@@ -106,6 +106,12 @@ class CudaDevice(Device):
         event.synchronize()
         return event, (before_ns + time.perf_counter_ns()) // 2
 
+    def zeros(self, shape: tuple[int, ...] | int, dtype: torch.dtype) -> Tensor:
+        """Zeroed on the compute stream, so that launched work finds it so; reading it elsewhere needs an event."""
+        assert isinstance(self.compute, CudaStream)
+        with torch.cuda.stream(self.compute.stream):
+            return super().zeros(shape, dtype)
+
     def host(self, shape: tuple[int, ...] | int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
 

@@ -502,8 +502,10 @@ class Engine:
             self.device.synchronize()
 
     def close(self) -> None:
-        """Stop the device's threads. The engine cannot be used afterwards."""
+        """Stop the device's threads and let go of caches and graphs. The engine cannot be used afterwards."""
+        self._quiesce()
         self.device.close()
+        self.runner.release()
 
     def __enter__(self) -> Engine:
         return self

@@ -184,3 +184,8 @@ class GraphSet:
     def replay(self, shape: BatchShape) -> Callable[[], Tensor]:
         """The captured forward of ``shape``; it returns logits and runs inside launched work only."""
         return self._replays[shape]
+
+    def clear(self) -> None:
+        """Forget every captured forward."""
+        self.sizes.clear()
+        self._replays.clear()

@@ -83,6 +83,7 @@ class Runner:
             max_blocks=resolved.max_blocks_per_row,
             buckets_kv=device.kind != "cuda",
         )
+        device.synchronize()  # weights and buffers were filled on other streams
 
     def _launch(self, stream: Stream, name: str, work: Callable[[], None], sleep_s: float = 0.0) -> None:
         timing = stream.launch(work, timed=self.recorder.enabled, sleep_s=sleep_s)
@@ -346,3 +347,8 @@ class Runner:
 
         self._launch(self.device.compute, "compact", work)
         half.copied = self.device.compute.record()
+
+    def release(self) -> None:
+        """Let go of what takes memory; nothing may be launched afterwards."""
+        self.caches.clear()
+        self.graphs.clear()

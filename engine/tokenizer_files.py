@@ -18,8 +18,11 @@ _OTHER_KINDS = ("tokenizer.model", "vocab.json", "tekken.json", "spiece.model")
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3_SPLIT = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _GGUF_SPLITS = {
-    "llama-bpe": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",
+    "llama-bpe": _LLAMA3_SPLIT,
+    "llama3": _LLAMA3_SPLIT,
+    "llama-v3": _LLAMA3_SPLIT,
     "qwen2": rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",
 }
 """How text is cut before merges, for those that are one regular expression."""
@@ -116,13 +119,10 @@ def read_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         for name, key in zip(_NAMED, ("bos", "eos", "unknown", "padding"), strict=True)
         if (index := metadata.get(f"tokenizer.ggml.{key}_token_id")) is not None
     }
-    if kind == "llama":
-        _surround(
-            backend,
-            named,
-            bos=bool(metadata.get("tokenizer.ggml.add_bos_token", True)),
-            eos=bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
-        )
+    split = metadata.get("tokenizer.ggml.pre")
+    if kind == "llama" or _GGUF_SPLITS.get(split) == _LLAMA3_SPLIT:
+        bos = metadata.get("tokenizer.ggml.add_bos_token", True)
+        _surround(backend, named, bos=bool(bos), eos=bool(metadata.get("tokenizer.ggml.add_eos_token", False)))
     ends = [metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("eos", "eot", "eom")]
     return Tokenizer(
         backend,
@@ -141,33 +141,35 @@ def _add_typed_tokens(backend: tokenizers.Tokenizer, tokens: list[str], types: l
 
 
 def _gguf_byte_level(tokens: list[str], metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Byte-level BPE. BOS is not added: these files set ``add_bos_token`` where transformers adds none."""
+    """Byte-level BPE. Only Llama 3 adds BOS: other files set ``add_bos_token`` where transformers adds none."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     merges = [tuple(merge.split(" ")) for merge in metadata.get("tokenizer.ggml.merges") or []]
     if not merges:
         raise CheckpointError("GGUF metadata lacks tokenizer.ggml.merges")
-    vocab = {token: index for index, token in enumerate(tokens)}
-    backend = Tokenizer(models.BPE(vocab, merges, ignore_merges=metadata.get("tokenizer.ggml.pre") == "llama-bpe"))
     split = metadata.get("tokenizer.ggml.pre", "gpt-2")
-    if split in _GGUF_SPLITS:
-        first: Any = pre_tokenizers.Split(Regex(_GGUF_SPLITS[split]), behavior="isolated")
+    by_pattern = split in _GGUF_SPLITS
+    bytes_step = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not by_pattern)
+    if by_pattern:
+        steps = [pre_tokenizers.Split(Regex(_GGUF_SPLITS[split]), behavior="isolated"), bytes_step]
     elif split == "smollm":
-        first = pre_tokenizers.Digits(individual_digits=True)
+        steps = [pre_tokenizers.Digits(individual_digits=True), bytes_step]
     elif split in ("gpt-2", "default"):
-        first = pre_tokenizers.Split(Regex(r"(?!)"), behavior="isolated")
+        steps = [bytes_step]
     else:
-        known = ", ".join([*_GGUF_SPLITS, "smollm", "gpt-2"])
+        known = ", ".join([*_GGUF_SPLITS, "smollm", "gpt-2", "default"])
         raise CheckpointError(f"GGUF tokenizer.ggml.pre must be one of {known}; got {split!r}")
-    second = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=split not in _GGUF_SPLITS)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([first, second])
+    vocab = {token: index for index, token in enumerate(tokens)}
+    # Llama 3's vocabulary holds words that its merges do not reach.
+    backend = Tokenizer(models.BPE(vocab, merges, ignore_merges=_GGUF_SPLITS.get(split) == _LLAMA3_SPLIT))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
 def _gguf_sentencepiece(tokens: list[str], metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """SentencePiece BPE: scores rank the merges, bytes stand in for unknown characters."""
-    from tokenizers import Tokenizer, decoders, models, normalizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     scores = metadata.get("tokenizer.ggml.scores")
     if not scores or len(scores) != len(tokens):
@@ -184,8 +186,7 @@ def _gguf_sentencepiece(tokens: list[str], metadata: Mapping[str, Any]) -> token
         )
     )
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
-    steps: list[Any] = [normalizers.Prepend(_SPACE)] if prefix else []
-    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", _SPACE)])
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, prepend_scheme="first" if prefix else "never", split=False)
     strip = [decoders.Strip(" ", 1, 0)] if prefix else []
     backend.decoder = decoders.Sequence(
         [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
@@ -197,8 +198,7 @@ def _merges_by_score(vocab: Mapping[str, int], scores: list[float]) -> list[tupl
     """Every way to make a token of two others, best-scored token first, as SentencePiece would try them."""
     ranked = []
     for token, index in vocab.items():
-        for cut in range(1, len(token)):
-            left, right = token[:cut], token[cut:]
-            if left in vocab and right in vocab:
-                ranked.append((-scores[index], vocab[left], vocab[right], (left, right)))
+        cuts = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        pairs = [(left, right) for left, right in cuts if left in vocab and right in vocab]
+        ranked += [(-scores[index], -len(left), vocab[left], (left, right)) for left, right in pairs]
     return [pair for *_, pair in sorted(ranked)]

@@ -116,8 +116,11 @@ class GGUFFile:
             return {**params, "rope_type": "divisors", "divisors": self._dequantised(_ROPE_DIVISORS).tolist()}
         if scaling == "none":
             return {**params, "rope_type": "default"}
-        if scaling not in ("linear", "yarn") or self.metadata("llama.rope.scaling.attn_factor", 1.0) != 1.0:
-            raise CheckpointError(f"{self.path}: RoPE scaling {scaling!r} with these factors is not supported")
+        factors = [self.metadata(f"llama.rope.scaling.{kind}attn_factor", 1.0) for kind in ("", "yarn_")]
+        if scaling not in ("linear", "yarn") or factors != [1.0, 1.0]:
+            raise CheckpointError(
+                f"{self.path}: RoPE scaling {scaling!r} with attention factors {factors} is not supported"
+            )
         params |= {"rope_type": scaling, "factor": self._needed("llama.rope.scaling.factor")}
         original = self.metadata("llama.rope.scaling.original_context_length")
         return params if original is None else {**params, "original_max_position_embeddings": original}

@@ -33,8 +33,8 @@ class _TextWindow:
         """The text that ``token_id`` completes, often with what earlier tokens began."""
         self._ids.append(token_id)
         text = self._decode(self._ids)
-        if text == self._shown:
-            self._ids.pop()  # no text of its own, an ordinary special token: forget it, or a run of them would pile up
+        if text == self._shown and text:
+            self._ids.pop()  # no text of its own, such as a special token: it would push the context out
             return ""
         sure = self._without_open_character(text)
         if not sure.startswith(self._shown):

@@ -590,5 +590,8 @@ class TestNoHostSync:
 
         faults: list[Callable[[torch.Tensor], object]] = [branch, pick, torch.Tensor.tolist]
         for fault in faults:
-            with FakeTensorMode(), pytest.raises(Exception, match=r"(?i)data.?dependent|dynamic|local_scalar|nonzero|not supported"):
+            with (
+                FakeTensorMode(),
+                pytest.raises(Exception, match=r"(?i)data.?dependent|dynamic|local_scalar|nonzero|not supported"),
+            ):
                 fault(torch.ones(3))

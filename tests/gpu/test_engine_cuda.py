@@ -1,0 +1,99 @@
+"""The engine on CUDA: equal to the CPU devices, graphs equal to eager, and no host wait in an overlap iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from engine import EngineConfig, SamplingParams
+from engine.engine import Engine
+from engine.invariants import check_device, check_idle
+from engine.phases import Order
+
+PROMPTS = [[1 + (7 * i + j) % 60 for j in range(n)] for i, n in enumerate((1, 2, 15, 16, 17, 33, 60, 5, 9, 3, 30))]
+MIX = [
+    SamplingParams(
+        max_tokens=20 + i,
+        temperature=0.0 if i % 2 else 0.7,
+        top_p=0.9 if i % 4 == 2 else 1.0,
+        top_k=5 if i % 3 == 2 else 0,
+        seed=i,
+        logprobs=2 if i % 3 == 0 else None,
+        presence_penalty=0.5 if i % 5 == 0 else 0.0,
+        min_tokens=4 if i % 4 == 1 else 0,
+        logit_bias={3: 2.0} if i % 6 == 3 else None,
+    )
+    for i in range(len(PROMPTS))
+]
+LIMITS: dict[str, Any] = {"max_requests": 8, "max_batch_tokens": 256, "max_sequence_length": 128, "num_blocks": 40}
+
+
+def run(model: str, **options: Any) -> list[tuple[Any, ...]]:
+    with Engine.from_pretrained(model, EngineConfig(**LIMITS, **options), progress=False) as engine:
+        outputs = engine.generate(PROMPTS, MIX, progress=False)
+        check_device(engine)
+        check_idle(engine)
+    return [(o.token_ids, o.finish_reason) for o in outputs]
+
+
+@contextmanager
+def no_hidden_synchronisation() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+class TestSameTokens:
+    @pytest.mark.parametrize("mode", ["legacy", "async"])
+    @pytest.mark.parametrize("graphs", [None, -1])
+    def test_oracle_on_cuda_equals_inline(self, mode: str, graphs: int | None) -> None:
+        expected = run("oracle", device="inline", mode="legacy")
+
+        assert run("oracle", device="cuda", mode=mode, graphs=graphs, debug_invariants=True) == expected
+
+    @pytest.mark.parametrize("graphs", [None, -1])
+    def test_float64_model_gives_the_same_tokens_in_both_modes(self, graphs: int | None) -> None:
+        expected = run("shape:tiny", device="cuda", mode="legacy", dtype="float64")
+
+        assert run("shape:tiny", device="cuda", mode="async", dtype="float64", graphs=graphs) == expected
+
+
+class TestOverlapWaitsForNothing:
+    @pytest.mark.parametrize("graphs", [None, -1])
+    def test_overlap_iterations_pass_under_the_sync_debug_mode(self, graphs: int | None) -> None:
+        config = EngineConfig(device="cuda", mode="async", graphs=graphs, **LIMITS)
+        with Engine.from_pretrained("oracle", config, progress=False) as engine:
+            for prompt, params in zip(PROMPTS, MIX, strict=True):
+                engine.add_request(prompt, params)
+            checked = 0
+            while engine.has_unfinished():
+                border = engine._start() and engine.controller.current
+                assert border
+                if border.order is Order.OVERLAP:
+                    with no_hidden_synchronisation():
+                        engine.step()
+                    checked += 1
+                else:
+                    engine.step()
+
+        assert checked > 20
+
+
+class TestDeviceTimes:
+    def test_device_spans_lie_on_the_host_clock(self) -> None:
+        with Engine.from_pretrained("shape:tiny", EngineConfig(device="cuda", **LIMITS), progress=False) as engine:
+            engine.generate(PROMPTS, MIX, progress=False)
+            engine.device.synchronize()
+            spans = [span for span in engine.recorder.spans() if span.category.value == "device"]
+            begins = {record.iteration: record.begin_ns for record in engine.recorder.iterations()}
+
+        assert spans
+        for span in spans:
+            assert span.end_ns > span.start_ns
+            assert span.start_ns > begins[span.iteration] - 1_000_000

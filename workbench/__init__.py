@@ -1,0 +1,47 @@
+"""Drives the engine from a notebook, a terminal or a test, and compares its modes.
+
+Names are loaded when first used: ``import workbench`` alone brings in neither torch nor a plot.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench.compare import Comparison as Comparison
+    from workbench.compare import compare as compare
+    from workbench.report import RunView as RunView
+    from workbench.report import write_report as write_report
+    from workbench.session import Session as Session
+    from workbench.session import SessionError as SessionError
+    from workbench.snapshot import Snapshot as Snapshot
+    from workbench.workloads import RequestSpec as RequestSpec
+    from workbench.workloads import Workload as Workload
+    from workbench.workloads import parse_workload as parse_workload
+    from workbench.workloads import register_workload as register_workload
+
+_HOMES = {
+    "Comparison": "workbench.compare",
+    "compare": "workbench.compare",
+    "RunView": "workbench.report",
+    "write_report": "workbench.report",
+    "Session": "workbench.session",
+    "SessionError": "workbench.session",
+    "Snapshot": "workbench.snapshot",
+    "RequestSpec": "workbench.workloads",
+    "Workload": "workbench.workloads",
+    "parse_workload": "workbench.workloads",
+    "register_workload": "workbench.workloads",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'workbench' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,336 @@
+"""What there is to see of an engine at one border, as frozen values: taken in one go, never changed afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.admission import refusal
+from engine.engine import Engine
+from engine.policy import overlap_refusal
+from engine.request import Request, RequestState
+from tracing.records import Span
+from workbench.arrivals import Submission
+from workbench.clock import Clock
+
+_TEXT_TOKENS = 12
+"""Newest tokens shown as text in a row."""
+_NEWEST_SPANS = 512
+"""Recent records searched for the last iteration's spans."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedView:
+    """A request without a row."""
+
+    request_id: str
+    prompt_tokens: int
+    max_tokens: int
+    arrival: float | None
+    """On the session's clock; None: it is in the engine's queue already."""
+    why: str
+    """Why it waits, in a few words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowView:
+    """One row of the request table."""
+
+    row: int
+    state: str
+    """``free``, or a :class:`engine.request.RequestState`'s value."""
+    request_id: str | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    """Tokens whose values the host knows."""
+    max_tokens: int = 0
+    kv_len: int = 0
+    """Cached tokens, those of a launched forward included."""
+    blocks: tuple[int, ...] = ()
+    newest_token: int | None = None
+    newest_text: str = ""
+    in_pending: bool = False
+    """Whether the pending forward computes its next token."""
+    finish_reason: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether its request's end is known."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingView:
+    """The forward that is launched and not sampled."""
+
+    iteration: int
+    """The iteration that launched it."""
+    request_ids: tuple[str, ...]
+    """One a batch row, at launch."""
+    table_rows: tuple[int, ...]
+    """Where each is in the table now; -1: dropped, its token will be wasted."""
+    num_tokens: int
+    num_prefill: int
+    num_decode: int
+    ran_as: str
+    """``bucket 8 tokens``, ``CUDA graph ...``, or ``eager: reason``."""
+    padding_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksView:
+    """The KV block pool."""
+
+    block_size: int
+    num_blocks: int
+    holders: tuple[str | None, ...]
+    """Request id of each block; None: free."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that nobody holds."""
+        return self.holders.count(None)
+
+    def held_by(self, request_id: str) -> tuple[int, ...]:
+        """Blocks of one request, ascending."""
+        return tuple(block for block, holder in enumerate(self.holders) if holder == request_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The engine at one border. ``print(snapshot)`` and notebooks show it as tables."""
+
+    model: str
+    device: str
+    mode: str
+    wanted_mode: str
+    """Differs from ``mode`` until a switch takes effect."""
+    clock: str
+    """Name and reading."""
+    iteration: int | None
+    """The one in hand; None between iterations."""
+    iterations_begun: int
+    order: str | None
+    """Of the iteration in hand, or else of the last one."""
+    reason: str | None
+    phases: tuple[str, ...]
+    """Of that order."""
+    phase: str | None
+    """The phase that ran last in the iteration in hand."""
+    next_phase: str | None
+    no_overlap_because: str | None
+    """Between iterations in async, with a forward pending: why the next one may not overlap; None: it may."""
+    queue: tuple[QueuedView, ...]
+    rows: tuple[RowView, ...]
+    """Live rows, in table order."""
+    num_rows: int
+    """Live and free ones."""
+    blocks: BlocksView
+    pending: PendingView | None
+    spans: tuple[Span, ...]
+    """Of the iteration in hand, or else of the last one."""
+    counters: dict[str, Any]
+    failure: str | None
+
+    @property
+    def headline(self) -> str:
+        """Where it stands, in one line."""
+        if self.failure is not None:
+            return f"failed: {self.failure}"
+        if self.iteration is not None:
+            done = f"after {self.phase}, " if self.phase else ""
+            return f"iteration {self.iteration} {self.order} ({self.reason}): {done}before {self.next_phase}"
+        state = f"{len(self.rows)} running, {len(self.queue)} waiting"
+        return f"between iterations, {self.iterations_begun} begun: {state}"
+
+    def __str__(self) -> str:
+        from workbench.display import snapshot_text
+
+        return snapshot_text(self)
+
+    def __repr__(self) -> str:
+        return f"<Snapshot {self.headline}>"
+
+    def _repr_html_(self) -> str:
+        from workbench.display import snapshot_html
+
+        return snapshot_html(self)
+
+
+def take_snapshot(engine: Engine, clock: Clock, coming: Sequence[Submission]) -> Snapshot:
+    """Look at everything, from the engine's thread. Changes nothing and reads nothing on the device."""
+    current = engine.in_hand
+    spans = _last_spans(engine)
+    order, reason, phases = _order_of(engine)
+    next_phase = engine.next_phase.value if engine.next_phase else None
+    return Snapshot(
+        model=engine.loaded.name,
+        device=engine.device.kind,
+        mode=engine.mode,
+        wanted_mode=engine.controller.wanted_mode,
+        clock=f"{clock.name} {clock.now():.6g} {clock.unit}",
+        iteration=current.index if current is not None else None,
+        iterations_begun=engine.controller.next_index,
+        order=order,
+        reason=reason,
+        phases=phases,
+        phase=_phase_before(phases, next_phase) if current is not None else None,
+        next_phase=next_phase,
+        no_overlap_because=_overlap_refusal(engine),
+        queue=(*_queue_views(engine), *_coming_views(coming, clock)),
+        rows=tuple(row_view(engine, row) for row in range(engine.table.num_live)),
+        num_rows=engine.table.max_requests,
+        blocks=_blocks_view(engine),
+        pending=_pending_view(engine),
+        spans=spans,
+        counters=engine.counters.to_dict(),
+        failure=_failure_text(engine),
+    )
+
+
+def row_view(engine: Engine, row: int) -> RowView:
+    """One row of the table; IndexError if there is none of that number."""
+    table = engine.table
+    if not 0 <= row < table.max_requests:
+        raise IndexError(f"row must be within [0, {table.max_requests}), got {row}")
+    request = table.requests[row]
+    if request is None:
+        return RowView(row=row, state="free")
+    pending = engine.pending
+    return RowView(
+        row=row,
+        state=request.state.value,
+        request_id=request.request_id,
+        prompt_tokens=len(request.prompt_ids),
+        output_tokens=len(request.output_ids),
+        max_tokens=request.max_new_tokens,
+        kv_len=int(table.kv_len[row]),
+        blocks=tuple(table.block_ids[row, : table.block_count[row]].tolist()),
+        newest_token=request.output_ids[-1] if request.output_ids else None,
+        newest_text=_newest_text(engine, request),
+        in_pending=pending is not None and row in pending.table_rows,
+        finish_reason=request.finish_reason,
+    )
+
+
+def _newest_text(engine: Engine, request: Request) -> str:
+    tokenizer = engine.loaded.tokenizer
+    return "" if tokenizer is None else tokenizer.decode(request.output_ids[-_TEXT_TOKENS:])
+
+
+def _queue_views(engine: Engine) -> list[QueuedView]:
+    """Waiting requests, each with what holds it up: its own need for the head, the head for those behind it."""
+    views: list[QueuedView] = []
+    head: Request | None = None
+    capacity = engine.queue.capacity()
+    for request in engine.queue.waiting:
+        if request.abort_requested:
+            why = "aborted; its last output comes with the next iteration"
+        elif head is None:
+            blocked = refusal(request, capacity)
+            why = "can be admitted now" if blocked is None else blocked.value
+            if blocked is not None:
+                head = request
+            else:
+                capacity = capacity.after(request)
+        else:
+            why = f"behind {head.request_id}"
+        views.append(
+            QueuedView(
+                request_id=request.request_id,
+                prompt_tokens=len(request.prompt_ids),
+                max_tokens=request.max_new_tokens,
+                arrival=None,
+                why=why,
+            )
+        )
+    return views
+
+
+def _coming_views(coming: Sequence[Submission], clock: Clock) -> list[QueuedView]:
+    return [
+        QueuedView(
+            request_id=submission.request_id,
+            prompt_tokens=len(submission.prompt_ids),
+            max_tokens=submission.params.max_tokens,
+            arrival=submission.arrival,
+            why=f"arrives at {submission.arrival:.6g} {clock.unit}",
+        )
+        for submission in coming
+    ]
+
+
+def _blocks_view(engine: Engine) -> BlocksView:
+    holders: list[str | None] = [None] * engine.pool.num_blocks
+    for request in engine.table.live_requests():
+        if request.state is not RequestState.FINISHED and request.row is not None:
+            row = request.row
+            for block in engine.table.block_ids[row, : engine.table.block_count[row]].tolist():
+                holders[block] = request.request_id
+    return BlocksView(
+        block_size=engine.config.block_size, num_blocks=engine.pool.num_blocks, holders=tuple(holders)
+    )
+
+
+def _pending_view(engine: Engine) -> PendingView | None:
+    pending = engine.pending
+    if pending is None:
+        return None
+    plan, dims = pending.plan, pending.dims
+    if plan.graph is None:
+        ran_as = f"eager: {plan.miss_reason}"
+    else:
+        ran_as = f"{engine.device.graph_label} of {plan.graph.num_tokens} tokens, {plan.shape.num_kv_blocks} KV blocks"
+    return PendingView(
+        iteration=pending.iteration,
+        request_ids=pending.request_ids,
+        table_rows=tuple(pending.table_rows.tolist()),
+        num_tokens=dims.num_tokens,
+        num_prefill=dims.num_prefill,
+        num_decode=dims.num_decode,
+        ran_as=ran_as,
+        padding_tokens=plan.shape.num_tokens - dims.num_tokens,
+    )
+
+
+def _order_of(engine: Engine) -> tuple[str | None, str | None, tuple[str, ...]]:
+    """Order, reason and phases of the iteration in hand or the last one."""
+    from engine.phases import Order
+
+    current = engine.in_hand
+    if current is not None:
+        return current.order.label, current.reason.value, tuple(phase.value for phase in current.order.phases)
+    records = engine.recorder.iterations()
+    if not records:
+        return None, None, ()
+    phases = next(order.phases for order in Order if order.label == records[-1].order)
+    return records[-1].order, records[-1].reason, tuple(phase.value for phase in phases)
+
+
+def _phase_before(phases: tuple[str, ...], next_phase: str | None) -> str | None:
+    if next_phase is None or next_phase not in phases:
+        return None
+    index = phases.index(next_phase)
+    return phases[index - 1] if index else None
+
+
+def _overlap_refusal(engine: Engine) -> str | None:
+    if engine.in_hand is not None or engine.pending is None or engine.mode != "async":
+        return None
+    refused = overlap_refusal(engine.controller.order_state())
+    return None if refused is None else refused.value
+
+
+def _last_spans(engine: Engine) -> tuple[Span, ...]:
+    spans = engine.recorder.spans()[-_NEWEST_SPANS:]
+    iteration = engine.in_hand.index if engine.in_hand is not None else engine.controller.next_index - 1
+    return tuple(span for span in spans if span.iteration == iteration)
+
+
+def _failure_text(engine: Engine) -> str | None:
+    failure = engine.failure
+    if failure is None:
+        return None
+    phase = failure.phase.value if failure.phase is not None else "between phases"
+    return f"{type(failure.error).__name__} in {phase}: {failure.error}"

@@ -1,0 +1,92 @@
+"""What the session notes at phase borders: when tokens became known, and why an iteration's times may mean nothing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from engine.controller import Border, Iteration
+from engine.phases import Phase
+from engine.request import Request
+
+Watcher = Callable[[Border], None]
+_FOLD_AT = 4096
+"""Iterations noted before they are sorted by request; keeps the note itself at one append."""
+
+
+def debugger_attached() -> bool:
+    """Whether a trace function, a monitoring debugger or a debugpy client watches this thread."""
+    if sys.gettrace() is not None:
+        return True
+    monitoring = getattr(sys, "monitoring", None)
+    if monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None:
+        return True
+    debugpy = sys.modules.get("debugpy")
+    is_connected = getattr(debugpy, "is_client_connected", None)
+    return bool(is_connected is not None and is_connected())
+
+
+class BorderWatch:
+    """Called by the controller at every border, between the phases' spans, so that it is charged to none of them.
+
+    Args:
+        inner: The watcher that was there before, called last.
+        is_inline: The engine's device computes on the host's thread.
+    """
+
+    def __init__(self, inner: Watcher | None, *, is_inline: bool) -> None:
+        self._inner = inner
+        self._is_inline = is_inline
+        self._device_was_read = False
+        self._notes: list[tuple[int, Sequence[Request]]] = []
+        self._times: dict[int, list[int]] = {}
+
+    def __call__(self, border: Border) -> None:
+        """Note what there is to note at ``border``."""
+        if border.side == "before":
+            self._mark(border.iteration)
+        elif border.phase is Phase.RESOLVE:
+            self._notes.append((time.perf_counter_ns(), border.iteration.advanced))
+            if len(self._notes) >= _FOLD_AT:
+                self._fold()
+        if self._inner is not None:
+            self._inner(border)
+
+    def _mark(self, iteration: Iteration) -> None:
+        if self._is_inline:
+            iteration.void_reasons.add("inline_device")
+        if debugger_attached():
+            iteration.void_reasons.add("debugger")
+        if self._device_was_read:
+            self._device_was_read = False
+            iteration.void_reasons.add("device_read")
+
+    def device_was_read(self, iteration: Iteration | None) -> None:
+        """Void the iteration in hand, or else the next one: its pending forward was waited for."""
+        if iteration is None:
+            self._device_was_read = True
+        else:
+            iteration.void_reasons.add("device_read")
+
+    def token_times(self, request: Request) -> tuple[int, ...]:
+        """When each of the request's tokens was known, nanoseconds; the first is its ``first_token_ns``.
+
+        Later ones are read at the end of resolve, so they include the release of rows.
+        """
+        self._fold()
+        times = self._times.get(request.key, [])[: len(request.output_ids)]
+        if times and request.timings.first_token_ns is not None:
+            return (request.timings.first_token_ns, *times[1:])
+        return tuple(times)
+
+    def clear(self) -> None:
+        """Forget all tokens."""
+        self._notes.clear()
+        self._times.clear()
+
+    def _fold(self) -> None:
+        for now_ns, requests in self._notes:
+            for request in requests:
+                self._times.setdefault(request.key, []).append(now_ns)
+        self._notes.clear()
