@@ -165,6 +165,8 @@ class Controller:
     def _begin(self, order: Order, reason: Reason) -> Iteration:
         iteration = Iteration(self.next_index, self.mode, order, reason)
         self.next_index += 1
+        if self.runner.device.kind == "inline":
+            iteration.void_reasons.add("inline_device")
         self.current = iteration
         self.runner.iteration = iteration.index
         self.recorder.begin_iteration(iteration.index, order.label, reason.value, self.mode)

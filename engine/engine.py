@@ -23,7 +23,7 @@ from engine.controller import Border, Controller, Iteration
 from engine.counters import Counters
 from engine.device import Device, make_device
 from engine.emission import OutputEmitter, make_output
-from engine.errors import DeviceError, IterationFailedError, MidIterationError, RequestError
+from engine.errors import DeviceError, EngineError, IterationFailedError, MidIterationError, RequestError
 from engine.intake import Intake, Prompt
 from engine.invariants import check_border
 from engine.models.loader import LoadedModel, load_model, register_builtin
@@ -121,6 +121,7 @@ class Engine:
         self._next_key = 0
         self._in_hand: Iterator[Border] | None = None
         self._border: Border | None = None
+        self._closed = False
         self._mailboxes: dict[str, deque[RequestOutput]] = {}
 
     @classmethod
@@ -265,6 +266,8 @@ class Engine:
 
     def _start(self) -> bool:
         """Have an iteration in hand, standing before its next phase; False when there is nothing to do."""
+        if self._closed:
+            raise EngineError("the engine is closed; make a new one")
         if self.failure is not None:
             phase = self.failure.phase.value if self.failure.phase else "between phases"
             raise IterationFailedError(
@@ -503,7 +506,10 @@ class Engine:
 
     def close(self) -> None:
         """Stop the device's threads and let go of caches and graphs. The engine cannot be used afterwards."""
+        if self._closed:
+            return
         self._quiesce()
+        self._closed = True
         self.device.close()
         self.runner.release()
 

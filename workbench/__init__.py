@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workbench.compare import Comparison as Comparison
-    from workbench.compare import compare as compare
+    from workbench.comparison import Comparison as Comparison
+    from workbench.comparison import compare as compare
     from workbench.report import RunView as RunView
     from workbench.report import write_report as write_report
     from workbench.session import Session as Session
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from workbench.workloads import register_workload as register_workload
 
 _HOMES = {
-    "Comparison": "workbench.compare",
-    "compare": "workbench.compare",
+    "Comparison": "workbench.comparison",
+    "compare": "workbench.comparison",
     "RunView": "workbench.report",
     "write_report": "workbench.report",
     "Session": "workbench.session",

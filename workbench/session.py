@@ -294,6 +294,11 @@ class Session:
             self._outputs[output.request_id] = output
 
     @property
+    def submissions(self) -> tuple[Submission, ...]:
+        """Every request submitted, as it was, in order."""
+        return tuple(self._submissions)
+
+    @property
     def finished(self) -> bool:
         """Whether nothing is left to do: every request has ended and none is to come."""
         return not len(self._arrivals) and not self.engine.has_unfinished()

@@ -1,0 +1,129 @@
+"""One workload served to its end, and all that is to be told of it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from engine.request import RequestOutput
+from tracing.records import IterationRecord, RequestRecord, Span
+from tracing.summary import Summary
+from workbench.environment import environment
+from workbench.report import RunView
+from workbench.session import Session
+from workbench.workloads import Workload
+
+OnOutput = Callable[[RequestOutput], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    name: str
+    workload: Workload
+    clock: str
+    config: Mapping[str, Any]
+    """The whole resolved configuration."""
+    outputs: tuple[RequestOutput, ...]
+    """In the order of the workload."""
+    requests: tuple[RequestRecord, ...]
+    spans: tuple[Span, ...]
+    iterations: tuple[IterationRecord, ...]
+    counters: Mapping[str, Any]
+    wall_s: float
+    """From the first iteration's begin to the last one's end, by the caller's clock."""
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Its numbers."""
+        return self.view.summary
+
+    @cached_property
+    def view(self) -> RunView:
+        """As the report shows it."""
+        return RunView(
+            name=self.name,
+            spans=self.spans,
+            iterations=self.iterations,
+            requests=self.requests,
+            config=self.config,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: config, every request, metrics and counters."""
+        return {
+            "name": self.name,
+            "clock": self.clock,
+            "config": dict(self.config),
+            "requests": [request_dict(output) for output in self.outputs],
+            "metrics": self.summary.to_dict(),
+            "counters": dict(self.counters),
+            "wall_s": self.wall_s,
+        }
+
+
+def serve(session: Session, workload: Workload, *, name: str, on_output: OnOutput | None = None) -> Run:
+    """Serve ``workload`` to its end in a session where nothing ran yet.
+
+    Args:
+        session: Stays open.
+        workload: Starts now.
+        name: What the run is called in tables.
+        on_output: Called with every output as it comes.
+    """
+    ids = session.submit_workload(workload)
+    begin = time.perf_counter()
+    while not session.finished:
+        for output in session.step():
+            if on_output is not None:
+                on_output(output)
+    wall_s = time.perf_counter() - begin
+    session.engine.device.synchronize()
+    outputs = session.outputs
+    return Run(
+        name=name,
+        workload=workload,
+        clock=session.clock.name,
+        config=session.resolved_config(),
+        outputs=tuple(outputs[request_id] for request_id in ids),
+        requests=tuple(session.requests()),
+        spans=tuple(session.spans()),
+        iterations=tuple(session.iterations()),
+        counters=session.engine.counters.to_dict(),
+        wall_s=wall_s,
+    )
+
+
+def request_dict(output: RequestOutput) -> dict[str, Any]:
+    """One request for JSON; times in nanoseconds on one clock of no particular origin."""
+    return {
+        "request_id": output.request_id,
+        "prompt_token_ids": list(output.prompt_token_ids),
+        "output_token_ids": list(output.token_ids),
+        "text": output.text,
+        "finish_reason": output.finish_reason,
+        "stop_reason": output.stop_reason,
+        "logprobs": None if output.logprobs is None else [dict(row) for row in output.logprobs],
+        "timings": asdict(output.timings),
+    }
+
+
+def document(command: str, workload: Workload, **parts: Any) -> dict[str, Any]:
+    """The one JSON document of a command."""
+    return {"command": command, "environment": environment(), "workload": workload.to_dict(), **parts}
+
+
+def jsonable(value: Any) -> Any:
+    """``value`` as strict JSON holds it: NaN and the infinities become None, keys strings."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    return value
