@@ -16,6 +16,7 @@ and by moves. All methods but the constructor run inside launched work, in strea
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -160,7 +161,17 @@ class DeviceColumns:
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Row ``source[i]`` goes to ``target[i]`` in every column; int64 [m], the sets are disjoint."""
-        for column in (
+        for column in self._all():
+            column.index_copy_(0, target, column.index_select(0, source))
+
+    def fill_free(self, first: int, value: int) -> None:
+        """Debug mode: overwrite every column of the free rows ``[first, R)``; floats by NaN, flags by True."""
+        for column in self._all():
+            column[first : self.dummy_row].fill_(math.nan if column.is_floating_point() else value)
+
+    def _all(self) -> list[Tensor]:
+        """Every column there is; what moves one moves all (I11)."""
+        columns = (
             self.block_table,
             self.ints,
             self.floats,
@@ -169,9 +180,8 @@ class DeviceColumns:
             self.bias_values,
             self.output_counts,
             self.prompt_mask,
-        ):
-            if column is not None:
-                column.index_copy_(0, target, column.index_select(0, source))
+        )
+        return [column for column in columns if column is not None]
 
     def sampling_rows(self, first: int, end: int, needs: SamplingNeeds) -> SamplingRows:
         """What the sampler reads of rows ``[first, end)``: views, wide columns only where ``needs`` says so."""

@@ -9,7 +9,7 @@ an event recorded behind the work is done, and functions must not wait for anyth
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, MutableMapping
 from typing import Literal
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.errors import DeviceError
 
 Work = Callable[[], None]
+TracedForwards = MutableMapping[Hashable, Callable[..., Tensor]]
 
 
 class Timing(ABC):
@@ -91,12 +92,15 @@ class Device(ABC):
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 
     @abstractmethod
-    def capture(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+    def capture(
+        self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], traced: TracedForwards
+    ) -> Callable[[], Tensor]:
         """Make a graph of ``function(*inputs)`` with these very input tensors; blocks the host.
 
         ``function`` is run a few times, so what it writes must be harmless. The returned call replays the graph on
         the current contents of the inputs and returns the output (the same tensor every time on CUDA). Call it
-        inside launched work only.
+        inside launched work only. The CPU devices look in ``traced`` for a forward of the same shapes first and leave
+        theirs there, since a trace's memory is never given back by torch.
         """
 
     def synchronize(self) -> None:

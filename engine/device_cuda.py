@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from engine.device import Device, Event, Stream, Timing, Work
+from engine.device import Device, Event, Stream, Timing, TracedForwards, Work
 from engine.errors import ConfigError
 
 
@@ -115,7 +115,9 @@ class CudaDevice(Device):
     def host(self, shape: tuple[int, ...] | int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
-    def capture(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+    def capture(
+        self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], traced: TracedForwards
+    ) -> Callable[[], Tensor]:
         assert isinstance(self.compute, CudaStream)
         stream = self.compute.stream
         stream.wait_stream(torch.cuda.current_stream(self.torch_device))

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from engine.device import Device, Event, Stream, Timing, Work
+from engine.device import Device, Event, Stream, Timing, TracedForwards, Work
 
 
 class HostTiming(Timing):
@@ -109,8 +109,10 @@ class InlineDevice(Device):
         self.compute = InlineStream("compute", self)
         self.copy = InlineStream("copy", self)
 
-    def capture(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Callable[[], Tensor]:
-        return trace_bucket(function, inputs)
+    def capture(
+        self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], traced: TracedForwards
+    ) -> Callable[[], Tensor]:
+        return bind_bucket(function, inputs, traced)
 
 
 class ThreadStream(Stream):
@@ -172,9 +174,11 @@ class ThreadDevice(Device):
         _SwitchInterval.acquire()
         self._finalizer = weakref.finalize(self, _stop_streams, compute._queue, copy._queue)
 
-    def capture(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+    def capture(
+        self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], traced: TracedForwards
+    ) -> Callable[[], Tensor]:
         made: list[Callable[[], Tensor]] = []
-        self.compute.launch(lambda: made.append(trace_bucket(function, inputs)))
+        self.compute.launch(lambda: made.append(bind_bucket(function, inputs, traced)))
         self.compute.record().wait()
         return made[0]
 
@@ -227,7 +231,19 @@ TRACE_WARMUPS = 3
 """Runs after tracing: the profiling executor specialises in the first two."""
 
 
-def trace_bucket(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Callable[[], Tensor]:
+def bind_bucket(
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], traced: TracedForwards
+) -> Callable[[], Tensor]:
+    """A call that runs the bucket of ``function`` on ``inputs``, traced unless one of the same shapes is there."""
+    described = tuple((tuple(tensor.shape), tensor.stride(), tensor.dtype) for tensor in inputs)
+    key = (getattr(function, "key", function), described)
+    if key not in traced:
+        traced[key] = trace_bucket(function, inputs)
+    bucket = traced[key]
+    return lambda: bucket(*inputs)
+
+
+def trace_bucket(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Callable[..., Tensor]:
     """Trace and freeze ``function`` for the shapes of ``inputs``; the CPU's stand-in for a CUDA graph.
 
     A frozen trace leaves the interpreter alone while it runs, so the scheduler's thread goes on beside it.
@@ -236,7 +252,7 @@ def trace_bucket(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) ->
     module = _Traced(function).eval()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # tracing is deprecated upstream, and warns of every Python integer
-        traced = torch.jit.freeze(torch.jit.trace(module, inputs, check_trace=False))
+        traced: Callable[..., Tensor] = torch.jit.freeze(torch.jit.trace(module, inputs, check_trace=False))
     for _ in range(TRACE_WARMUPS):
         traced(*inputs)
-    return lambda: traced(*inputs)
+    return traced

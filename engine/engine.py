@@ -103,7 +103,7 @@ class Engine:
             sampler=sampler or make_sampler(self.resolved.sampling_backend),
             recorder=self.recorder,
         )
-        self.runner.capture(progress)
+        self.runner.capture(loaded.buckets, progress)
         self.controller = Controller(
             resolved=self.resolved,
             table=self.table,

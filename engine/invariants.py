@@ -1,162 +1,403 @@
 """Checks that run at every phase border in debug mode and in all tests. Numbers are those of the reference's §9.
 
-They read host state, and device state only where ``check_device`` says so (it waits for the device). A failure is a
-fault of the engine, or of a policy passed to it.
+They read host state; what lies on the device is checked in ``engine/invariants_device.py``. A failure is a fault of
+the engine, or of a policy passed to it. Requests are few in tests, so plain Python is faster here than numpy.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.errors import InvariantError
-from engine.phases import Order, Phase
-from engine.request import RequestState
+from engine.invariants_device import check_device, poison_void, require
+from engine.phases import Order, Phase, Reason
+from engine.plan import batch_rows_of
+from engine.request import Request, RequestState
+from engine.resolution import end_of
+from engine.step_function import FROM_SAMPLE
 
 if TYPE_CHECKING:
     from engine.controller import Border, Controller, Iteration
     from engine.engine import Engine
 
+__all__ = ["check_border", "check_device", "check_idle"]
 
-def _require(holds: object, number: str, text: str) -> None:
-    if not holds:
-        raise InvariantError(f"{number}: {text}")
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What of the iteration in hand is half done at a border."""
+
+    is_staged: bool
+    """Prepared and not launched."""
+    is_unresolved: bool
+    """Sampled and not resolved: the device knows one token more than the host."""
+
+    @staticmethod
+    def at(border: Border | None) -> Standing:
+        """The standing at a border; None: between iterations."""
+        if border is None:
+            return Standing(is_staged=False, is_unresolved=False)
+        done, iteration = _done_phases(border), border.iteration
+        return Standing(
+            is_staged=iteration.plan is not None and Phase.PREPARE in done and Phase.FORWARD not in done,
+            is_unresolved=iteration.sampled is not None and Phase.SAMPLE in done and Phase.RESOLVE not in done,
+        )
 
 
 def check_border(engine: Engine, border: Border) -> None:
-    """Run every check that must hold at a phase border.
+    """Run every check that must hold at a phase border, and poison what is void there.
 
     Raises:
         InvariantError: naming the invariant and what was found.
     """
-    controller = engine.controller
-    check_rows(engine)
+    standing = Standing.at(border)
+    if border.side == "before" and border.phase is border.iteration.order.phases[0]:
+        check_probe(engine)
+    check_rows(engine, border)
     check_blocks(engine)
-    check_row_lengths(engine)
+    check_row_lengths(engine, border, standing)
     check_requests(engine)
-    check_pending(controller)
-    check_order(controller, border)
+    check_pending(engine.controller)
+    check_order(engine.controller, border)
+    if standing.is_staged:
+        check_staged(engine, border.iteration)
+    if border.side == "after":
+        check_results(engine, border)
+    check_counters(engine, border)
+    if engine.device.kind == "inline" and not standing.is_staged:
+        check_device(engine, is_unresolved=standing.is_unresolved)
+    poison_void(engine, border)
 
 
-def check_rows(engine: Engine) -> None:
-    """I1-I3: borders, unique owners, free rows empty."""
+def check_probe(engine: Engine) -> None:
+    """I19: asking for the next order changes nothing, and says the same thing twice."""
+    before = _digest(engine)
+    first, second = engine.controller.order_state(), engine.controller.order_state()
+    require(first == second, "I19", "the probe answers {}, then {}", first, second)
+    require(before == _digest(engine), "I19", "asking for the next order changed the table, the pool or the queue")
+
+
+def _digest(engine: Engine) -> tuple[Any, ...]:
+    table, pool = engine.table, engine.pool
+    columns = tuple(column.tobytes() for _, column in table.columns())
+    waiting = tuple(request.key for request in engine.queue.waiting)
+    counts = (table.version, table.num_paused, table.num_live, pool.num_free)
+    return (columns, counts, pool.ref_counts.tobytes(), pool.free_ids.tobytes(), waiting)
+
+
+def check_rows(engine: Engine, border: Border) -> None:
+    """I1-I3 and I11 on the host: borders, unique owners, columns that belong to the row's request, free rows empty."""
     table = engine.table
-    _require(0 <= table.num_paused <= table.num_live <= table.max_requests, "I1", "row borders out of order")
-    live = slice(table.num_paused, table.num_live)
-    prefill = table.is_prefill[live]
-    _require(not np.any(prefill[:-1] & ~prefill[1:]), "I1", f"a prefill row stands before a decode row: {prefill}")
-    keys = table.key[: table.num_live]
-    _require(np.unique(keys).size == keys.size and (keys >= 0).all(), "I2", f"row owners are not unique: {keys}")
-    for row, request in enumerate(table.requests[: table.num_live]):
-        _require(request is not None and request.row == row, "I2", f"row {row} and its request disagree")
-        _require(request is not None and request.key == table.key[row], "I11", f"row {row}: key column out of step")
+    live = table.num_live
+    require(0 <= table.num_paused <= live <= table.max_requests, "I1", "row borders out of order")
+    if border.phase in (Phase.ADMIT, Phase.PREPARE, Phase.FORWARD):
+        # A stop string found in emit may move a launched prefill row into a hole; the next resolve makes all decode.
+        prefill = table.is_prefill[table.num_paused : live].tolist()
+        require(prefill == sorted(prefill), "I1", "a prefill row stands before a decode row: {}", prefill)
+    keys = table.key[:live].tolist()
+    require(len(set(keys)) == live and min(keys, default=0) >= 0, "I2", "row owners are not unique: {}", keys)
+    for row in range(live):
+        _check_owner(engine, row)
     waiting = {request.key for request in engine.queue.waiting}
-    _require(not waiting & set(keys.tolist()), "I2", "a request is in the queue and in the table")
-    free = slice(table.num_live, None)
-    _require((table.block_ids[free] == -1).all(), "I3", "a free row names blocks")
-    _require((table.state_slot[free] == -1).all() and (table.key[free] == -1).all(), "I3", "a free row has an owner")
-    _require(all(r is None for r in table.requests[free]), "I3", "a free row has a request")
+    require(not waiting & set(keys), "I2", "a request is in the queue and in the table")
+    for name, column in table.columns():
+        empty = -1 if name in ("key", "state_slot", "block_ids") else 0
+        require((column[live:] == empty).all(), "I3", "a free row keeps {}: {}", name, column[live:].tolist())
+    require(all(r is None for r in table.requests[live:]), "I3", "a free row has a request")
+
+
+def _check_owner(engine: Engine, row: int) -> None:
+    table = engine.table
+    request = table.requests[row]
+    require(request is not None and request.row == row, "I2", "row {} and its request disagree", row)
+    assert request is not None
+    require(engine._live.get(request.request_id) is request, "I2", "row {}: {} has ended", row, request.request_id)
+    alive = (RequestState.PREFILL, RequestState.DECODE, RequestState.PAUSED)
+    require(request.state in alive, "I2", "row {}: {} is {}", row, request.request_id, request.state.value)
+    params = request.params
+    found = {
+        "key": (int(table.key[row]), request.key),
+        "max_output": (int(table.max_output[row]), request.max_new_tokens),
+        "num_output": (int(table.num_output[row]), len(request.output_ids)),
+        "is_prefill": (bool(table.is_prefill[row]), request.state is RequestState.PREFILL),
+        "ignores_eos": (bool(table.ignores_eos[row]), params.ignore_eos),
+        "has_stops": (bool(table.has_stops[row]), bool(params.stop_token_ids)),
+    }
+    for name, (held, wanted) in found.items():
+        require(held == wanted, "I11", "row {}: {} is {}, its request has {}", row, name, held, wanted)
+    prompt_len = int(table.prompt_len[row])
+    require(
+        len(request.prompt_ids) <= prompt_len <= request.num_tokens, "I11", "row {}: prompt_len is {}", row, prompt_len
+    )
 
 
 def check_blocks(engine: Engine) -> None:
     """I7, I12-I14: every block is free or held, counted once for each row that lists it, never the dummy."""
     table, pool = engine.table, engine.pool
-    held = table.block_ids[: table.num_live]
-    flat = held[held >= 0]
-    counts = np.bincount(flat, minlength=pool.num_blocks + 1)
-    _require(counts[pool.dummy] == 0, "I7", "a row holds the dummy block")
-    _require(np.array_equal(counts[: pool.num_blocks], pool.ref_counts), "I13", "reference counts and rows disagree")
-    free = pool.free_ids
-    _require(np.unique(free).size == free.size, "I14", "a block is free twice")
-    _require((counts[free] == 0).all(), "I14", "a free block is held")
-    _require(pool.num_free + np.count_nonzero(pool.ref_counts) == pool.num_blocks, "I12", "blocks are lost")
+    counts = [0] * (pool.num_blocks + 1)
     for row in range(table.num_live):
-        count = int(table.block_count[row])
-        ids = table.block_ids[row]
-        _require((ids[:count] >= 0).all() and (ids[count:] == -1).all(), "I7", f"row {row}: block list has gaps")
-        _require(np.unique(ids[:count]).size == count, "I7", f"row {row}: a block twice")
+        count, ids = int(table.block_count[row]), table.block_ids[row].tolist()
+        held = ids[:count]
+        require(
+            all(i >= 0 for i in held) and set(ids[count:]) <= {-1}, "I7", "row {}: block list has gaps: {}", row, ids
+        )
+        require(len(set(held)) == count, "I7", "row {}: a block twice: {}", row, held)
+        for block in held:
+            require(block < pool.num_blocks, "I7", "row {} holds the dummy block", row)
+            counts[block] += 1
+    references = pool.ref_counts.tolist()
+    require(counts[: pool.num_blocks] == references, "I13", "rows list {}, reference counts are {}", counts, references)
+    free = pool.free_ids.tolist()
+    require(len(set(free)) == len(free) and pool.dummy not in free, "I14", "a block is free twice: {}", free)
+    require(not any(counts[block] for block in free), "I14", "a free block is held")
+    num_held = sum(1 for count in references if count)
+    require(pool.num_free + num_held == pool.num_blocks, "I12", "blocks are lost")
 
 
-def check_row_lengths(engine: Engine) -> None:
-    """I4, I6, I8, I9: lengths of a row, its blocks and its request agree."""
+def check_row_lengths(engine: Engine, border: Border, standing: Standing) -> None:
+    """I6, I8, I9: a row's length counts each launched token once, and agrees with its blocks and its request."""
     table, block_size = engine.table, engine.config.block_size
-    live = slice(0, table.num_live)
-    kv_len, blocks = table.kv_len[live], table.block_count[live]
-    _require((kv_len <= blocks * block_size).all(), "I6", f"more tokens than blocks: {kv_len} in {blocks}")
-    launched = kv_len > 0
-    _require(((blocks - 1) * block_size < kv_len)[launched].all(), "I6", f"an unused block: {kv_len} in {blocks}")
-    _require((table.num_output[live] <= table.max_output[live]).all(), "I9", "a row is past its budget")
-    for row, request in enumerate(table.requests[live]):
+    ahead = _tokens_ahead(engine.controller, border, standing)
+    for row, request in enumerate(table.requests[: table.num_live]):
         assert request is not None
-        _require(len(request.output_ids) == table.num_output[row], "I8", f"row {row}: output count out of step")
+        kv_len, blocks = int(table.kv_len[row]), int(table.block_count[row])
+        known = request.num_tokens
+        wanted = known - 1 + ahead[row]
+        if table.is_prefill[row] and not ahead[row]:
+            wanted = 0  # placed, and not prepared yet
+        require(
+            kv_len == wanted,
+            "I8",
+            "row {}: {} cached tokens with {} known and {} launched and not resolved",
+            row,
+            kv_len,
+            known,
+            ahead[row],
+        )
+        needed = -(-kv_len // block_size) if kv_len else -(-known // block_size)
+        require(blocks == needed, "I6", "row {}: {} blocks for {} tokens", row, blocks, kv_len)
+        require(len(request.output_ids) <= request.max_new_tokens, "I9", "row {} is past its budget", row)
         limit = engine.resolved.max_sequence_length
-        _require(request.num_tokens <= limit, "I9", f"{request.request_id} exceeds max_sequence_length")
-        ahead = int(table.kv_len[row]) - request.num_tokens
-        _require(ahead <= 1, "I8", f"row {row}: {ahead} cached tokens beyond the known ones")
+        require(known <= limit, "I9", "{} exceeds max_sequence_length", request.request_id)
+
+
+def _tokens_ahead(controller: Controller, border: Border, standing: Standing) -> list[int]:
+    """For each row: forwards that are prepared, pending or sampled and whose token the host does not know."""
+    ahead = [0] * controller.table.num_live
+    sources: list[list[int]] = []
+    if controller.pending is not None:
+        sources.append(controller.pending.table_rows.tolist())
+    if standing.is_staged and border.iteration.plan is not None:
+        sources.append(border.iteration.plan.table_rows.tolist())
+    if standing.is_unresolved and border.iteration.sampled is not None:
+        first = border.iteration.sampled.first_row
+        sources.append(list(range(first, first + border.iteration.sampled.num_rows)))
+    for rows in sources:
+        for row in rows:
+            if 0 <= row < len(ahead):
+                ahead[row] += 1
+    return ahead
 
 
 def check_requests(engine: Engine) -> None:
-    """I40, I43, I44: log probabilities, finish and times of every live request."""
-    for request in engine._live.values():
+    """I40, I43-I45: log probabilities, finish, times and what was handed out, of every live request."""
+    for name, request in engine._live.items():
         params = request.params
         if params.logprobs is not None:
-            _require(
-                len(request.logprobs) == len(request.output_ids),
-                "I40",
-                f"{request.request_id}: {len(request.logprobs)} log probabilities, {len(request.output_ids)} tokens",
-            )
+            made, wanted = len(request.logprobs), len(request.output_ids)
+            require(made == wanted, "I40", "{}: {} log probabilities, {} tokens", name, made, wanted)
         if request.prompt_logprobs:
-            _require(
-                len(request.prompt_logprobs) == len(request.prompt_ids),
-                "I40",
-                f"{request.request_id}: prompt log probabilities of the wrong length",
-            )
+            made, wanted = len(request.prompt_logprobs), len(request.prompt_ids)
+            require(made == wanted, "I40", "{}: {} prompt log probabilities, {} tokens", name, made, wanted)
         times = request.timings
         known = [t for t in (times.arrival_ns, times.admitted_ns, times.first_token_ns) if t is not None]
-        _require(known == sorted(known), "I44", f"{request.request_id}: times run backwards")
-        _require((request.row is None) or request.state is not RequestState.WAITING, "I2", "a waiting request in a row")
+        require(known == sorted(known) and times.finished_ns is None, "I44", "{}: times run backwards", name)
+        require(request.row is None or request.state is not RequestState.WAITING, "I2", "{} waits in a row", name)
+        require(request.emitted_tokens <= len(request.output_ids), "I45", "{}: a token was handed out too many", name)
+        require(request.emitted_chars <= len(request.text), "I46", "{}: text was taken back", name)
 
 
 def check_pending(controller: Controller) -> None:
-    """I25: the pending forward's rows are exactly the active rows it may be sampled for."""
+    """I25: the pending forward's rows are live rows of the generation they were launched for."""
     pending, table = controller.pending, controller.table
     if pending is None:
         return
     rows = pending.table_rows[pending.table_rows >= 0]
-    _require(np.unique(rows).size == rows.size, "I25", "two pending rows claim one table row")
-    _require((rows < table.num_live).all(), "I25", "a pending row claims a free table row")
+    require(rows.size > 0, "I25", "a forward is pending of which nothing is left to sample")
+    require(len(set(rows.tolist())) == rows.size, "I25", "two pending rows claim one table row")
+    require((rows < table.num_live).all(), "I25", "a pending row claims a free table row")
     live_keys = pending.keys[pending.table_rows >= 0]
-    _require(np.array_equal(table.key[rows], live_keys), "I25", "a pending row belongs to another generation")
+    require(np.array_equal(table.key[rows], live_keys), "I25", "a pending row belongs to another generation")
 
 
 def check_order(controller: Controller, border: Border) -> None:
-    """I27-I29, I31, I33: what an order may have done by this border."""
+    """I26-I29, I31, I33, I35, I58: what an order may have done by this border."""
     iteration, table = border.iteration, controller.table
     done = _done_phases(border)
-    if Phase.FORWARD in done and iteration.plan is not None:
-        _require(iteration.launched is not None, "I27", "prepared rows were not launched")
     if iteration.launched is not None:
-        _require(Phase.FORWARD in done, "I27", "a forward outside the forward phase")
+        require(Phase.FORWARD in done, "I27", "a forward outside the forward phase")
+        _check_launched(controller, iteration)
+    if border.side == "after" and border.phase is Phase.FORWARD and Phase.ADMIT in done:
+        require(table.num_active == 0 or iteration.launched is not None, "I27", "rows were left without a forward")
     if iteration.order is Order.OVERLAP:
-        _require(not iteration.admitted, "I28", "admission in an overlap iteration")
-        _require(not table.is_prefill[: table.num_live].any(), "I28", "a prefill row in an overlap iteration")
-        _require(table.num_paused == 0, "I28", "a paused row in an overlap iteration")
+        require(not iteration.admitted, "I28", "admission in an overlap iteration")
+        require(not table.is_prefill[: table.num_live].any(), "I28", "a prefill row in an overlap iteration")
+        require(table.num_paused == 0, "I28", "a paused row in an overlap iteration")
+        require(Phase.SAMPLE not in done or iteration.consumed is not None, "I28", "overlap without a pending forward")
+        require(Phase.FORWARD not in done or Phase.SAMPLE in done, "I31", "a forward ahead of the sampling it follows")
+        require(Phase.RESOLVE not in done or Phase.FORWARD in done, "I33", "a wait before the next forward is enqueued")
     if iteration.order is Order.PRIMER:
-        _require(not iteration.outputs and iteration.new_tokens == 0, "I35", "a primer emitted something")
+        require(not iteration.outputs and iteration.new_tokens == 0, "I35", "a primer emitted something")
+        require(iteration.consumed is None, "I35", "a primer while a forward was pending")
     if border.side == "before" and border.phase is Phase.SAMPLE and controller.pending is not None:
         _check_sampled_rows(controller, iteration)
+    if border.side == "after" and border.phase in (Phase.ADMIT, Phase.RESOLVE):
+        aborted = [r.request_id for r in table.live_requests() if r.abort_requested]
+        require(not aborted, "I58", "aborted requests keep their rows: {}", aborted)
+    _check_admission(controller, border)
+
+
+def _check_launched(controller: Controller, iteration: Iteration) -> None:
+    launched, plan = iteration.launched, iteration.plan
+    assert launched is not None
+    require(plan is launched.plan, "I29", "the forward launched is not the one prepared")
+    require(iteration.consumed is not launched or iteration.mode == "legacy", "I26", "a forward consumed at launch")
+    if controller.pending is not None:
+        require(controller.pending is launched, "I25", "an older forward is pending beside the one launched")
 
 
 def _check_sampled_rows(controller: Controller, iteration: Iteration) -> None:
     pending, table = controller.pending, controller.table
     assert pending is not None
-    rows = np.sort(pending.table_rows[pending.table_rows >= 0])
-    _require(
-        np.array_equal(rows, table.active_rows),
-        "I25",
-        f"iteration {iteration.index}: active rows {table.active_rows} but pending rows {rows}",
+    rows = sorted(pending.table_rows[pending.table_rows >= 0].tolist())
+    active = table.active_rows.tolist()
+    require(rows == active, "I25", "iteration {}: active rows {} but pending rows {}", iteration.index, active, rows)
+
+
+def _check_admission(controller: Controller, border: Border) -> None:
+    """I19: what the probe promised happens, unless the head was aborted meanwhile."""
+    iteration = border.iteration
+    if border.side != "after" or border.phase is not Phase.ADMIT or iteration.reason is not Reason.HEAD_ADMISSIBLE:
+        return
+    aborted = any(request.finish_reason == "abort" for request in iteration.ended)
+    require(iteration.admitted or aborted, "I19", "the head was admissible, and nothing was admitted")
+
+
+def check_staged(engine: Engine, iteration: Iteration) -> None:
+    """I4, I29, I32: staged inputs are those of the planned rows, which have not moved since prepare."""
+    plan, table = iteration.plan, engine.table
+    assert plan is not None
+    dims, shape, rows = plan.dims, plan.shape, plan.table_rows
+    at, staged = batch_rows_of(dims, shape), plan.half.fields
+    require(dims.num_tokens <= engine.config.max_batch_tokens, "I4", "{} tokens in one forward", dims.num_tokens)
+    require(dims.num_tokens <= shape.num_tokens and rows.size <= shape.num_rows, "I4", "the padded shape is smaller")
+    require(rows.size == 0 or rows.max() < table.num_live, "I29", "a planned row is free")
+    require(np.array_equal(staged["table_row"][at], rows), "I29", "rows moved between prepare and forward")
+    lengths = table.kv_len[rows]
+    require(np.array_equal(staged["kv_len"][at], lengths), "I29", "lengths changed between prepare and forward")
+    last = staged["query_start"][at] + staged["query_len"][at] - 1
+    require(np.array_equal(staged["positions"][last], lengths - 1), "I32", "a row's newest token at a wrong position")
+    require(np.array_equal(staged["logits_idx"][: rows.size], last), "I32", "logits of a wrong token are asked for")
+    is_decode = ~table.is_prefill[rows]
+    require((staged["token_ids"][last[is_decode]] == FROM_SAMPLE).all(), "I32", "a decode row reads no sampled token")
+    require(int(staged["query_len"][at].sum()) == dims.num_tokens, "I4", "query tokens do not sum up")
+
+
+def check_results(engine: Engine, border: Border) -> None:
+    """I26, I40, I42, I43 after a phase: who took the sampled tokens, and who ended."""
+    iteration = border.iteration
+    sampled = iteration.sampled
+    if border.phase is Phase.SAMPLE and sampled is not None:
+        consumed = sampled.pending
+        require(np.count_nonzero(consumed.table_rows >= 0) == sampled.num_rows, "I26", "a row sampled twice or never")
+        for request in engine.table.requests[sampled.first_row : sampled.first_row + sampled.num_rows]:
+            require(request is not None and request.finish_reason is None, "I26", "an ended request was sampled")
+    if border.phase is Phase.RESOLVE:
+        _check_resolved(engine, iteration)
+    if border.phase is Phase.EMIT:
+        finished = [output.request_id for output in iteration.outputs if output.finished]
+        ids = [output.request_id for output in iteration.outputs]
+        require(len(set(ids)) == len(ids), "I43", "two outputs of one request in one iteration: {}", ids)
+        ended = {request.key for request in iteration.ended}
+        require(len(finished) == len(ended), "I43", "{} requests ended, {} last outputs", len(ended), len(finished))
+        left = [request.request_id for request in iteration.ended if engine._live.get(request.request_id) is request]
+        require(not left, "I43", "ended requests are still live: {}", left)
+
+
+def _check_resolved(engine: Engine, iteration: Iteration) -> None:
+    advanced = [request.key for request in iteration.advanced]
+    require(len(set(advanced)) == len(advanced) == iteration.new_tokens, "I60", "tokens and advanced requests differ")
+    failed = {request.key for request in iteration.ended if request.finish_reason in ("abort", "error")}
+    if iteration.sampled is not None:
+        drawn = set(iteration.sampled.keys.tolist())
+        require(set(advanced) <= drawn, "I26", "a request got a token that was not drawn for it")
+        require(drawn <= set(advanced) | failed, "I26", "a drawn token reached nobody")
+    ended = {request.key for request in iteration.ended}
+    for request in iteration.advanced:
+        _check_end(request, request.key in ended, engine.resolved.eos_token_ids)
+        if request.params.logprobs is not None and request.logprobs:
+            _check_logprobs(request, engine.resolved.vocab_size)
+
+
+def _check_end(request: Request, has_ended: bool, eos: tuple[int, ...]) -> None:
+    end = end_of(request, eos)
+    name = request.request_id
+    if request.finish_reason not in ("abort", "error"):
+        require((end is not None) == has_ended, "I42", "{}: should end with {}, ended: {}", name, end, has_ended)
+        require(
+            end is None or end[0] == request.finish_reason, "I43", "{}: {} but {}", name, end, request.finish_reason
+        )
+    require(not has_ended or request.row is None, "I58", "{} ended and keeps its row", name)
+
+
+def _check_logprobs(request: Request, vocab_size: int) -> None:
+    row, count = request.logprobs[-1], request.params.logprobs or 0
+    ids, values = list(row), list(row.values())
+    require(ids[0] == request.output_ids[-1], "I40", "{}: log probabilities of another token", request.request_id)
+    top = min(count, vocab_size)
+    require(top <= len(ids) <= top + 1, "I40", "{}: {} entries, {} asked for", request.request_id, len(ids), top)
+    rest = values[1:]
+    require(rest == sorted(rest, reverse=True), "I40", "{}: entries are not sorted", request.request_id)
+    require(all(value <= 1e-6 for value in values), "I40", "{}: a probability above 1: {}", request.request_id, values)
+
+
+def check_counters(engine: Engine, border: Border) -> None:
+    """I36, I60: every request is live or has ended once; every launched row is sampled, pending or counted as waste."""
+    counters, iteration = engine.counters, border.iteration
+    require(
+        counters.submitted == counters.finished.total() + len(engine._live),
+        "I60",
+        "{} submitted, {} finished, {} live",
+        counters.submitted,
+        counters.finished.total(),
+        len(engine._live),
     )
+    require(iteration.rows_moved == 0 or iteration.rows_released > 0, "I36", "rows moved though none was released")
+    require(iteration.wasted.total() <= iteration.rows_released, "I36", "more rows wasted than released")
+    if iteration.launched is not None:
+        pending = engine.controller.pending
+        in_flight = 0 if pending is None else int(np.count_nonzero(pending.table_rows >= 0))
+        consumed = iteration.launched.dims.num_rows if iteration.consumed is iteration.launched else 0
+        launched = iteration.launched.dims.num_rows
+        require(
+            launched == in_flight + consumed + iteration.wasted.total(),
+            "I60",
+            "{} rows launched, {} pending, {} sampled, {} wasted",
+            launched,
+            in_flight,
+            consumed,
+            iteration.wasted.total(),
+        )
+    if border.side == "before" and border.phase is iteration.order.phases[0]:
+        orders, steps = counters.orders, counters.steps
+        require(
+            orders.total() == steps == counters.reasons.total(), "I36", "{} orders, {} steps", orders.total(), steps
+        )
+        require(counters.compaction_steps <= counters.overlap_steps, "I36", "more compactions than overlap steps")
+        require(counters.wasted.total() == counters.rows_dropped, "I36", "wasted rows and their causes differ")
+        require(counters.generated_tokens <= counters.sampled_rows, "I60", "more tokens than sampled rows")
 
 
 def _done_phases(border: Border) -> tuple[Phase, ...]:
@@ -166,35 +407,18 @@ def _done_phases(border: Border) -> tuple[Phase, ...]:
 
 
 def check_idle(engine: Engine) -> None:
-    """I20: after the last output nothing is held, nothing is pending, every request has ended once."""
+    """I20, I60: after the last output nothing is held, nothing is pending, every request has ended once."""
     table, pool, counters = engine.table, engine.pool, engine.counters
-    _require(table.num_live == 0, "I20", f"{table.num_live} rows are still held")
-    _require(pool.num_free == pool.num_blocks, "I20", f"{pool.num_blocks - pool.num_free} blocks are still held")
-    _require(engine.controller.pending is None, "I20", "a forward is still pending")
-    _require(not engine.queue.waiting, "I20", "requests still wait")
-    _require(
+    require(table.num_live == 0, "I20", "{} rows are still held", table.num_live)
+    require(pool.num_free == pool.num_blocks, "I20", "{} blocks are still held", pool.num_blocks - pool.num_free)
+    require(engine.controller.pending is None, "I20", "a forward is still pending")
+    require(engine.in_hand is None, "I20", "an iteration is still in hand")
+    require(not engine.queue.waiting, "I20", "requests still wait")
+    require(not engine._live and not engine.controller.unemitted, "I20", "requests still owe their last output")
+    require(
         counters.finished.total() == counters.submitted,
         "I60",
-        f"{counters.submitted} submitted but {dict(counters.finished)} finished",
+        "{} submitted but {} finished",
+        counters.submitted,
+        dict(counters.finished),
     )
-
-
-def check_device(engine: Engine) -> None:
-    """I32, I34 on the device: its block tables and newest tokens are the host's. Waits for the device."""
-    engine.device.synchronize()
-    table, columns = engine.table, engine.runner.columns
-    block_table = columns.block_table.cpu().numpy()
-    dummy = columns.block_table[columns.dummy_row].cpu().numpy()
-    _require((dummy == columns.dummy_block).all(), "I51", "the dummy row names a real block")
-    for row in range(table.num_live):
-        if table.kv_len[row] == 0:
-            continue  # admitted, not published yet
-        count = int(table.block_count[row])
-        _require(
-            np.array_equal(block_table[row, :count], table.block_ids[row, :count]),
-            "I11",
-            f"row {row}: the device's block table is {block_table[row]}, the host's {table.block_ids[row]}",
-        )
-        _require(
-            (block_table[row, count:] == columns.dummy_block).all(), "I3", f"row {row}: stale blocks on the device"
-        )

@@ -16,7 +16,7 @@ from torch import Tensor
 from engine.batch import BatchDimensions, BatchShape
 from engine.columns import DeviceColumns
 from engine.config import ResolvedConfig
-from engine.device import Device, Stream
+from engine.device import Device, Stream, TracedForwards
 from engine.graphs import GraphSet, graph_list
 from engine.models.base import Model
 from engine.plan import (
@@ -215,7 +215,7 @@ class Runner:
 
     # -- graphs ----------------------------------------------------------------------------------------------------
 
-    def capture(self, progress: Callable[[int, int], None] | None = None) -> None:
+    def capture(self, traced: TracedForwards, progress: Callable[[int, int], None] | None = None) -> None:
         """Capture every size of the graph list; blocks. To be called before anything is launched."""
         shapes = self.graphs.shapes()
         for done, shape in enumerate(shapes):
@@ -227,7 +227,7 @@ class Runner:
             half.copied = self.device.compute.record()
             half.copied.wait()
             step = StepFunction(self.model, self.block_size, shape)
-            self.graphs.add(shape, self.device.capture(step, self._step_inputs(shape)))
+            self.graphs.add(shape, self.device.capture(step, self._step_inputs(shape), traced))
         if progress is not None and shapes:
             progress(len(shapes), len(shapes))
 

@@ -81,6 +81,16 @@ class Slab:
         half.copied = None
         return half
 
+    def fill_idle(self, value: int) -> None:
+        """Debug mode: overwrite every half that no queued copy reads, integers by ``value`` and floats by NaN.
+
+        Only for moments at which no half is staged and waiting to be launched.
+        """
+        for half in self._halves:
+            if half.copied is None or half.copied.done():
+                for column in half.fields.values():
+                    column.fill(np.nan if column.dtype == np.float32 else value)
+
     def upload(self, half: HostSlab) -> None:
         """Copy a half to the device; call inside launched work, then record ``half.copied``."""
         self.device_tensor.copy_(half.tensor, non_blocking=True)

@@ -16,8 +16,9 @@ from engine.models.loader import LoadedModel
 from engine.policy import OrderPolicy, never_overlap, prefer_overlap
 from engine.request import RequestOutput, SamplingParams
 from tracing.analysis import format_comparison
+from workbench.loading import load_for, session_config
 from workbench.runs import Run, document, serve
-from workbench.session import Session, load_for, session_config
+from workbench.session import Session
 from workbench.verdicts import Judge, RequestVerdict, Verdict
 from workbench.workloads import Workload, WorkloadError
 
@@ -118,7 +119,7 @@ def compare(
     config: EngineConfig | None = None,
     clock: str | None = None,
     repeats: int = 1,
-    warmup: int = 0,
+    warmup: int = 1,
     on_run: OnRun | None = None,
     **engine_options: Any,
 ) -> Comparison:
@@ -144,7 +145,7 @@ def compare(
     if repeats < 1 or warmup < 0:
         raise WorkloadError(f"repeats must be at least 1 and warmup at least 0, got {repeats} and {warmup}")
     config = session_config(config, None, engine_options)
-    loaded = model if isinstance(model, LoadedModel) else load_for(config, model)
+    loaded = load_for(config, model)
     clock = clock or ("iterations" if workload.unit == "iterations" else "virtual")
     runs: list[list[Run]] = [[] for _ in chosen]
     params: tuple[SamplingParams, ...] = ()

@@ -8,37 +8,31 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
-
 from engine.config import EngineConfig
 from engine.controller import Border
 from engine.engine import Engine, Failure
-from engine.errors import ConfigError, EngineError, RequestError
-from engine.intake import Intake
-from engine.models.loader import LoadedModel, load_model
+from engine.errors import EngineError, RequestError
+from engine.models.loader import LoadedModel
 from engine.policy import OrderPolicy, prefer_overlap
 from engine.progress import CaptureBar
-from engine.request import Request, RequestOutput, RequestTimings, SamplingParams
+from engine.request import RequestOutput, SamplingParams
 from tracing.analysis import summarise
 from tracing.recorder import Recorder
 from tracing.records import IterationRecord, RequestRecord, Span
 from tracing.summary import Summary
 from workbench.arrivals import Arrivals, Submission
+from workbench.book import Prompt, RequestBook, Wish
 from workbench.clock import Clock, make_clock
 from workbench.device_values import read_device_value
+from workbench.loading import load_for, session_config
 from workbench.snapshot import RowView, Snapshot, row_view, take_snapshot
 from workbench.watch import BorderWatch
-from workbench.workloads import Workload
+from workbench.workloads import RequestSpec, Workload
 
-DEFAULT_MODEL = "smollm2"
-"""What ``Session()`` loads until a model ships with the package."""
-
-Prompt = str | Sequence[int]
 _session_ids = itertools.count(1)
 
 
@@ -51,11 +45,12 @@ class Session:
 
     Args:
         model: A folder, a GGUF file, ``smollm2``, ``shape:NAME``, ``oracle``, or a model loaded before (two sessions
-            may share one). None loads :data:`DEFAULT_MODEL`.
-        mode: ``async`` or ``legacy``. None: the configuration's, ``async`` unless it says otherwise.
+            may share one). None: ``smollm2``.
+        mode: ``async`` or ``legacy``. None: the configuration's, which is ``async`` unless it says otherwise.
         config: Options of the engine.
-        clock: What arrivals are measured on; see :mod:`workbench.clock`.
+        clock: What arrivals are measured on: ``virtual``, ``iterations`` or ``wall``; see :mod:`workbench.clock`.
         policy: May refuse overlap where it is legal.
+        recorder: The instrument; None makes one that is on.
         progress: Show a bar while graphs are captured.
         engine_options: Fields of :class:`engine.config.EngineConfig`; they win over ``config``.
 
@@ -72,29 +67,24 @@ class Session:
         *,
         clock: str = "virtual",
         policy: OrderPolicy = prefer_overlap,
+        recorder: Recorder | None = None,
         progress: bool = False,
         **engine_options: Any,
     ) -> None:
         self.config = session_config(config, mode, engine_options)
-        make_clock(clock, lambda: 0)  # a wrong name should not cost a model load
-        loaded = model if isinstance(model, LoadedModel) else load_for(self.config, model)
-        self.recorder = Recorder(session_id=next(_session_ids))
+        self.clock: Clock = make_clock(clock, lambda: self.engine.controller.next_index)
+        self.recorder = recorder or Recorder(session_id=next(_session_ids))
         self.engine = Engine(
-            loaded,
+            load_for(self.config, model),
             self.config,
             recorder=self.recorder,
             policy=policy,
             progress=CaptureBar() if progress else None,
         )
-        self.clock: Clock = make_clock(clock, lambda: self.engine.controller.next_index)
         self._watch = BorderWatch(self.engine.controller.watch, is_inline=self.config.device == "inline")
         self.engine.controller.watch = self._watch
-        self._intake = Intake(self.engine.resolved, loaded.tokenizer)
         self._arrivals = Arrivals()
-        self._submissions: list[Submission] = []
-        self._names: set[str] = set()
-        self._requests: dict[str, Request] = {}
-        self._outputs: dict[str, RequestOutput] = {}
+        self._book = RequestBook(self.engine)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -109,7 +99,7 @@ class Session:
         request_id: str | None = None,
         **sampling: Any,
     ) -> Any:
-        """Hand in one request or several. Allowed at any time; in mid iteration it is admitted by a later one.
+        """Hand in one request or several. Allowed at any time; in mid iteration the next admit sees it.
 
         Args:
             prompt: Text or token ids, or a list of such prompts.
@@ -125,102 +115,62 @@ class Session:
         Raises:
             RequestError: it cannot be served; ``field`` names the fault. Of a list then none was handed in.
         """
-        params = _sampling_params(params, sampling)
+        settled = _sampling_params(params, sampling)
         prompts, is_many = _as_prompts(prompt)
         if is_many and request_id is not None:
             raise RequestError("request_id names one request; leave it out for a list of prompts", field="request_id")
-        made = [
-            self._submission(one, params, arrival, chat, stream, request_id, len(self._submissions) + index)
-            for index, one in enumerate(prompts)
+        when = self.clock.now() if arrival is None else arrival
+        wishes = [
+            Wish(
+                spec=RequestSpec(prompt=one, params=settled, arrival=when, chat=chat, stream=stream),
+                request_id=request_id,
+            )
+            for one in prompts
         ]
-        for submission in made:
-            self._accept(submission)
-        return [submission.request_id for submission in made] if is_many else made[0].request_id
+        ids = self._submit(wishes)
+        return ids if is_many else ids[0]
 
     def submit_workload(self, workload: Workload) -> list[str]:
         """Submit a workload that starts now; returns the ids.
 
         Raises:
-            SessionError: its arrivals are measured in another unit than the session's clock.
+            SessionError: its arrivals are counted in another unit than the session's clock.
             RequestError: one of its requests cannot be served; then none was handed in.
         """
         if not workload.is_closed and workload.unit != self.clock.unit:
             fitting = "iterations" if workload.unit == "iterations" else "virtual"
             raise SessionError(
-                f"workload {workload.name} counts arrivals in {workload.unit} and the session's clock counts "
-                f"{self.clock.unit}; make the session with clock={fitting!r}"
+                f"workload {workload.name} counts arrivals in {workload.unit} and the session's {self.clock.name} clock "
+                f"in {self.clock.unit}; use clock={fitting!r}"
             )
-        start, first = self.clock.now(), len(self._submissions)
-        made = [
-            self._submission(spec.prompt, spec.params, start + spec.arrival, spec.chat, spec.stream, None, first + n)
-            for n, spec in enumerate(workload.requests)
-        ]
-        for submission in made:
-            self._accept(submission)
-        return [submission.request_id for submission in made]
+        start = self.clock.now()
+        return self._submit([Wish(spec=spec.after(start)) for spec in workload.requests])
+
+    def _submit(self, wishes: Sequence[Wish]) -> list[str]:
+        drafts = self._book.draft(wishes)
+        for submission in drafts:
+            self._enter(submission)
+        return [submission.request_id for submission in drafts]
+
+    def _enter(self, submission: Submission) -> None:
+        self._book.enter(submission)
+        if submission.arrival <= self.clock.now():
+            self._book.hand_in(submission)
+        else:
+            self._arrivals.add(submission)
 
     def abort(self, request_id: str) -> bool:
         """End a request; no token is given to it after this call. Returns whether it was live or still to come."""
         coming = self._arrivals.remove(request_id)
         if coming is None:
             return self.engine.abort(request_id)
-        self._submissions.remove(coming)
-        self._outputs[request_id] = _never_arrived(coming)
+        self._book.withdraw(coming)
         return True
 
-    def _submission(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        arrival: float | None,
-        chat: bool,
-        stream: bool,
-        request_id: str | None,
-        number: int,
-    ) -> Submission:
-        """Check a request now, whenever it arrives."""
-        request_id = request_id if request_id is not None else f"request-{number}"
-        if request_id in self._names:
-            raise RequestError(f"request_id {request_id!r} was used in this session; take another", field="request_id")
-        if arrival is not None and not 0 <= arrival < float("inf"):
-            raise RequestError(f"arrival must be a time of at least 0 on the clock, got {arrival!r}", field="arrival")
-        checked = self._intake.check(
-            self._chat_ids(prompt) if chat else prompt,
-            params,
-            key=number,
-            request_id=request_id,
-            stream=stream,
-            iteration=self.engine.controller.next_index,
-            live=(),
-        )
-        return Submission(
-            number=number,
-            request_id=request_id,
-            prompt_ids=checked.prompt_ids,
-            params=params.replace(seed=checked.seed),
-            arrival=self.clock.now() if arrival is None else arrival,
-            stream=stream,
-        )
-
-    def _chat_ids(self, prompt: Prompt) -> Sequence[int]:
-        tokenizer = self.engine.loaded.tokenizer
-        if tokenizer is None or not isinstance(prompt, str):
-            raise RequestError("chat=True needs a text prompt and a model with a tokenizer", field="chat")
-        return tokenizer.encode(tokenizer.chat([{"role": "user", "content": prompt}]), add_special=False)
-
-    def _accept(self, submission: Submission) -> None:
-        self._names.add(submission.request_id)
-        self._submissions.append(submission)
-        if submission.arrival <= self.clock.now():
-            self._hand_in(submission)
-        else:
-            self._arrivals.add(submission)
-
-    def _hand_in(self, submission: Submission) -> None:
-        self.engine.add_request(
-            submission.prompt_ids, submission.params, request_id=submission.request_id, stream=submission.stream
-        )
-        self._requests[submission.request_id] = self.engine.queue.waiting[-1]
+    @property
+    def submissions(self) -> tuple[Submission, ...]:
+        """Every request submitted, in order, its seed and its prompt's ids settled."""
+        return self._book.submissions
 
     # -- driving ---------------------------------------------------------------------------------------------------
 
@@ -233,25 +183,29 @@ class Session:
             return None
         border = self.engine.step_phase()
         if border is not None and self.engine.in_hand is None:
-            self._keep(border.iteration.outputs)
+            self._book.keep(border.iteration.outputs)
         return border
 
     def step(self) -> list[RequestOutput]:
         """Run one iteration, or finish the one in hand; returns its outputs, none when nothing is left to do."""
         if not self._ready():
             return []
-        by_hand = self.engine.in_hand is not None
+        is_by_hand = self.engine.in_hand is not None
         begin_ns = time.perf_counter_ns()
         outputs = self.engine.step()
-        if not by_hand:
+        if not is_by_hand:
             self.clock.ran(time.perf_counter_ns() - begin_ns)
-        self._keep(outputs)
+        self._book.keep(outputs)
         return outputs
 
     def run(self, n: int | None = None) -> list[RequestOutput]:
-        """Run ``n`` iterations, or until nothing is left to do; returns the requests that finished meanwhile."""
+        """Run ``n`` iterations, or until nothing is left to do; returns the requests that ended meanwhile.
+
+        Raises:
+            SessionError: ``n`` is negative.
+        """
         if n is not None and n < 0:
-            raise SessionError(f"run(n) takes a number of iterations of at least 0, got {n}")
+            raise SessionError(f"run(n) takes a number of iterations, at least 0; got {n}")
         done: list[RequestOutput] = []
         for _ in itertools.count() if n is None else range(n):
             if self.finished:
@@ -268,35 +222,30 @@ class Session:
         Raises:
             SessionError: it is not true after ``limit`` iterations, or when nothing is left to do.
         """
+        if self.engine.in_hand is not None:
+            self.step()
         for taken in range(limit + 1):
-            if self.engine.in_hand is None and predicate(self):
+            if predicate(self):
                 return taken
             if self.finished:
-                raise SessionError(f"run_until: nothing is left to do after {taken} iterations and it is not true yet")
+                raise SessionError(f"run_until: not true after {taken} iterations, and nothing is left to do")
             if taken < limit:
                 self.step()
-        raise SessionError(f"run_until: it is not true after {limit} iterations; raise limit if it needs more")
+        raise SessionError(f"run_until: not true after {limit} iterations; raise limit if it takes longer")
 
     def _ready(self) -> bool:
-        """Hand in what is due, at a border only; an idle engine's clock jumps to the next arrival."""
+        """Hand in what is due, between iterations only; an idle engine's clock jumps to the next arrival."""
         if self.engine.in_hand is None:
-            for submission in self._arrivals.take_due(self.clock.now()):
-                self._hand_in(submission)
+            self._hand_in_due(self.clock.now())
             if len(self._arrivals) and not self.engine.has_unfinished():
                 when = self._arrivals.coming[0].arrival
                 self.clock.skip_to(when)
-                for submission in self._arrivals.take_due(when):
-                    self._hand_in(submission)
+                self._hand_in_due(when)
         return self.engine.has_unfinished()
 
-    def _keep(self, outputs: Sequence[RequestOutput]) -> None:
-        for output in outputs:
-            self._outputs[output.request_id] = output
-
-    @property
-    def submissions(self) -> tuple[Submission, ...]:
-        """Every request submitted, as it was, in order."""
-        return tuple(self._submissions)
+    def _hand_in_due(self, now: float) -> None:
+        for submission in self._arrivals.take_due(now):
+            self._book.hand_in(submission)
 
     @property
     def finished(self) -> bool:
@@ -327,28 +276,22 @@ class Session:
         """Drop everything, in mid iteration too: requests, trace, counters, clock. Returns the aborted requests."""
         outputs = self.engine.reset()
         self._arrivals.clear()
-        self._submissions.clear()
-        self._forget()
+        self._book.clear()
+        self._watch.clear()
+        self.recorder.clear()
+        self.clock.reset()
         return outputs
 
     def restart(self) -> None:
         """Start over with the same requests, seeds and arrivals; an iteration in hand is discarded.
 
-        Requests submitted in the middle arrive where the clock then stood. Aborts are not repeated, and the mode
+        A request submitted during the run arrives where the clock then stood. Aborts are not repeated, and the mode
         stays what it is.
         """
-        submissions = list(self._submissions)
+        submissions = self._book.submissions
         self.reset()
         for submission in submissions:
-            self._accept(submission)
-
-    def _forget(self) -> None:
-        self._names.clear()
-        self._requests.clear()
-        self._outputs.clear()
-        self._watch.clear()
-        self.recorder.clear()
-        self.clock.reset()
+            self._enter(submission)
 
     def close(self) -> None:
         """Stop the engine's threads; what was recorded can still be read."""
@@ -366,36 +309,8 @@ class Session:
 
     @property
     def outputs(self) -> dict[str, RequestOutput]:
-        """Every request that has arrived, in the order they did: its last output, or what it has so far."""
-        found = {request_id: self._output(request) for request_id, request in self._requests.items()}
-        return found | {name: output for name, output in self._outputs.items() if name not in found}
-
-    def _output(self, request: Request) -> RequestOutput:
-        output = self._outputs.get(request.request_id)
-        return output if output is not None and output.finished else self._so_far(request)
-
-    def _so_far(self, request: Request) -> RequestOutput:
-        params = request.params
-        return RequestOutput(
-            request_id=request.request_id,
-            prompt_token_ids=request.prompt_ids,
-            token_ids=tuple(request.output_ids),
-            text=request.text if request.stream else self._text_of(request),
-            new_token_ids=(),
-            new_text="",
-            finish_reason=None,
-            stop_reason=None,
-            logprobs=tuple(request.logprobs) if params.logprobs is not None else None,
-            prompt_logprobs=tuple(request.prompt_logprobs) if params.prompt_logprobs is not None else None,
-            timings=request.timings,
-            num_cached_tokens=request.num_cached_tokens,
-        )
-
-    def _text_of(self, request: Request) -> str:
-        tokenizer = self.engine.loaded.tokenizer
-        if tokenizer is None or not request.params.detokenize:
-            return ""
-        return tokenizer.decode(request.output_ids)
+        """Each request that has arrived or ended, in the order of submission: its last output, or what it has so far."""
+        return self._book.outputs()
 
     def text(self, request_id: str) -> str:
         """The text a request has so far; empty before its first token.
@@ -403,21 +318,17 @@ class Session:
         Raises:
             SessionError: no request of that name was submitted.
         """
-        if request_id not in self._names:
-            raise SessionError(f"no request {request_id!r} in this session")
-        output = self.outputs.get(request_id)
+        if request_id not in self._book:
+            raise SessionError(f"there is no request {request_id!r} in this session")
+        output = self._book.output(request_id)
         return "" if output is None else output.text
 
     def row(self, index: int) -> RowView:
-        """What stands in a row of the request table now.
-
-        Raises:
-            IndexError: there is no such row.
-        """
+        """What stands in a row of the request table now; IndexError if there is no such row."""
         return row_view(self.engine, index)
 
     def snapshot(self) -> Snapshot:
-        """Everything there is to see at this border, as values that stay as they are. Reads nothing on the device."""
+        """All there is to see at this border, as values that stay as they are. Reads nothing on the device."""
         return take_snapshot(self.engine, self.clock, self._arrivals.coming)
 
     def read_device(self, name: str) -> Any:
@@ -430,11 +341,12 @@ class Session:
             A numpy array.
 
         Raises:
+            ConfigError: the name is unknown.
             SessionError: there is no such tensor now.
         """
         value = read_device_value(self.engine, name)
         if value is None:
-            raise SessionError(f"there is no {name} to read now: no forward is pending")
+            raise SessionError(f"there are no {name} to read: no forward is pending")
         self._watch.device_was_read(self.engine.in_hand)
         return value
 
@@ -443,38 +355,24 @@ class Session:
         return self.recorder.spans()
 
     def iterations(self) -> list[IterationRecord]:
-        """One record a finished iteration, oldest first."""
+        """One record an iteration, oldest first."""
         return self.recorder.iterations()
 
     def requests(self) -> list[RequestRecord]:
         """When things happened to each request that has arrived."""
-        return [self._record(request) for request in self._requests.values()]
-
-    def _record(self, request: Request) -> RequestRecord:
-        timings, output = request.timings, self._outputs.get(request.request_id)
-        return RequestRecord(
-            request_id=request.request_id,
-            arrival_ns=timings.arrival_ns,
-            admitted_ns=timings.admitted_ns,
-            first_token_ns=timings.first_token_ns,
-            finished_ns=timings.finished_ns,
-            token_times_ns=self._watch.token_times(request),
-            num_prompt_tokens=len(request.prompt_ids),
-            num_output_tokens=len(request.output_ids),
-            finish_reason=output.finish_reason if output is not None else None,
-        )
+        return self._book.records(self._watch)
 
     def summary(self) -> Summary:
         """All numbers of the session so far; ``docs/metrics.md`` defines them."""
-        if self.engine.pending is None and self.engine.failure is None:
-            self.engine.device.synchronize()  # idle, or about to be: the last copies' times are then known
+        if self.finished and self.last_failure is None:
+            self.engine.device.synchronize()  # the last copies' times are known then
         return summarise(self.spans(), self.iterations(), self.requests())
 
     def clear_trace(self) -> None:
-        """Forget what was recorded, between iterations.
+        """Forget what was recorded so far.
 
         Raises:
-            MidIterationError: an iteration is in hand.
+            MidIterationError: an iteration is in hand, and half of it would be missing.
         """
         self.engine.require_border("clear_trace")
         self.recorder.clear()
@@ -491,26 +389,6 @@ class Session:
         return self.snapshot()._repr_html_()
 
 
-def session_config(config: EngineConfig | None, mode: str | None, options: Mapping[str, Any]) -> EngineConfig:
-    """``config`` with ``options`` and ``mode`` laid over it.
-
-    Raises:
-        ConfigError: an option is unknown, or mode is given twice.
-    """
-    if mode is not None and "mode" in options:
-        raise ConfigError("mode is given twice")
-    changes = {**options, **({} if mode is None else {"mode": mode})}
-    return EngineConfig.from_mapping({**(config or EngineConfig()).to_dict(), **changes}, source="Session")
-
-
-def load_for(config: EngineConfig, model: str | Path | None) -> LoadedModel:
-    """Load a model where and as ``config`` wants it, to be shared by several engines."""
-    dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-    is_cuda = config.device == "cuda" and torch.cuda.is_available()  # without one, making the device says so
-    device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
-    return load_model(model or DEFAULT_MODEL, attention=config.attention_backend, dtype=dtype, device=device)
-
-
 def _sampling_params(params: SamplingParams | None, changes: Mapping[str, Any]) -> SamplingParams:
     try:
         return params.replace(**changes) if params is not None else SamplingParams(**changes)
@@ -518,25 +396,8 @@ def _sampling_params(params: SamplingParams | None, changes: Mapping[str, Any]) 
         raise RequestError(f"unknown sampling parameter: {error}", field="params") from error
 
 
-def _as_prompts(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Prompt], bool]:
-    """The prompts, and whether they came as a list of prompts: of texts or of lists of ids."""
-    is_many = not isinstance(prompt, (str, bytes)) and isinstance(prompt, Sequence) and bool(prompt)
-    is_many = is_many and not all(isinstance(item, int) for item in prompt)
-    return (list(prompt), True) if is_many else ([prompt], False)  # type: ignore[list-item, arg-type]
-
-
-def _never_arrived(submission: Submission) -> RequestOutput:
-    now_ns = time.perf_counter_ns()
-    return RequestOutput(
-        request_id=submission.request_id,
-        prompt_token_ids=submission.prompt_ids,
-        token_ids=(),
-        text="",
-        new_token_ids=(),
-        new_text="",
-        finish_reason="abort",
-        stop_reason=None,
-        logprobs=None,
-        prompt_logprobs=None,
-        timings=replace(RequestTimings(now_ns), finished_ns=now_ns),
-    )
+def _as_prompts(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Any], bool]:
+    """The prompts, and whether they came as a list of prompts rather than as one list of ids."""
+    if not isinstance(prompt, (list, tuple)) or not prompt or isinstance(prompt[0], int):
+        return [prompt], False
+    return list(prompt), True

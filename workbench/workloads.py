@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from engine.errors import EngineError
 from engine.request import SamplingParams
 from workbench.clock import Unit
 
-Prompt = str | tuple[int, ...]
+Prompt = str | Sequence[int]
 
 
 class WorkloadError(EngineError, ValueError):
@@ -37,6 +37,10 @@ class RequestSpec:
     """``prompt`` is what a user says: put it into the model's chat template."""
     stream: bool = False
     """Make an output at every token."""
+
+    def after(self, start: float) -> RequestSpec:
+        """The same, arriving that much later."""
+        return replace(self, arrival=start + self.arrival)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

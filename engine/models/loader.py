@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, Unpack
 
 import torch
+from torch import Tensor
 
 from engine.attention import make_attention
 from engine.errors import CheckpointError
@@ -44,6 +45,8 @@ class LoadedModel:
     """The name its class is registered by."""
     config: Mapping[str, Any]
     """Parsed ``config.json``, or the same keys made from other sources."""
+    buckets: dict[Hashable, Callable[..., Tensor]] = field(default_factory=dict, repr=False, compare=False)
+    """Forwards traced on the CPU devices, by shape; engines on the same weights share them. Void once weights change."""
 
 
 class LoadOptions(TypedDict):

@@ -178,8 +178,11 @@ def smollm2() -> LoadedModel:
     return load_model("smollm2")
 
 
-FRANCE = [7042, 30, 198, 198, 504, 2988, 314, 42, 216, 34, 32, 33, 40, 29, 32, 33, 29, 34, 34, 216]
-"""What transformers 5.24.0 generates greedily from the same file after "The capital of France is"."""
+FRANCE = [
+    *(7042, 30, 198, 198, 504, 2988, 314, 42, 216, 34, 32, 33, 40, 29, 32, 33, 29, 34, 34, 216),
+    *(33, 34, 42, 33, 34, 42, 37, 35, 30, 2, 198, 1, 520, 9531, 198, 504, 2988, 314, 42, 216),
+]
+"""Greedy choices of transformers 5.24.0, which read the same file itself, after "The capital of France is"."""
 
 
 class TestSmolLM2:

@@ -1,0 +1,520 @@
+"""A small world for scheduling tests: an engine on the oracle model, and what each request must give alone.
+
+The reference is written from the oracle's and the sampler's documents in plain numpy and Python: no code of the
+engine is called to find out what a request should answer. Logits, biases and penalties used here are multiples of
+2**-13, so that greedy choices are exact in float32 and float64 alike; of a random draw that falls within
+``NEAR`` of a border between two tokens either side is taken for right, and such draws are counted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.config import EngineConfig
+from engine.controller import Border
+from engine.device import Device
+from engine.engine import Engine
+from engine.errors import IterationFailedError
+from engine.invariants import check_device, check_idle
+from engine.models.loader import LoadedModel
+from engine.models.oracle import OracleModel
+from engine.phases import Order, Phase
+from engine.policy import OrderPolicy, prefer_overlap
+from engine.request import RequestOutput, SamplingParams
+
+VOCAB = 64
+EOS = VOCAB - 1
+NEAR = 1e-5
+"""Share of the total weight by which float32 may move a border between two tokens."""
+PIECES = [*"abcdefghijklmnopqrstuvwxyz", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ", "ab", "cd", "xyz", " ", "\n", "é"]
+PIECES += [f"<{i}>" for i in range(VOCAB - len(PIECES))]
+
+_I64 = np.int64
+_LOW_31 = (1 << 31) - 1
+_LOW_64 = (1 << 64) - 1
+
+
+class PieceTokenizer:
+    """Each id is a piece of text; decoding is putting pieces side by side."""
+
+    def encode(self, text: str) -> list[int]:
+        return [PIECES.index(char) for char in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(PIECES[i] for i in ids)
+
+
+class FaultyOracle(OracleModel):
+    """An oracle whose logits are NaN at about one in ``nan_every`` histories; 0 is never."""
+
+    def __init__(self, nan_every: int, **options: Any) -> None:
+        super().__init__(VOCAB, **options)
+        self.nan_every = nan_every
+
+    def forward(self, batch: Any, caches: Any) -> Tensor:
+        logits = super().forward(batch, caches)
+        if not self.nan_every:
+            return logits
+        first = (logits[:, :1] * (65536 / self.spread)).to(torch.int64)
+        return torch.where(first % self.nan_every == 1, torch.nan, logits)
+
+
+# -- the reference -----------------------------------------------------------------------------------------------------
+
+
+def _scramble(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        for _ in range(2):
+            x = (x ^ ((x >> 16) & _LOW_31)) * _I64(73244475)
+    return (x ^ ((x >> 16) & _LOW_31)) & _LOW_31
+
+
+def reference_logits(tokens: Sequence[int]) -> np.ndarray:
+    """float64 [len(tokens), VOCAB]: row i is what the oracle says after reading ``tokens[: i + 1]``."""
+    with np.errstate(over="ignore"):
+        place = np.arange(len(tokens), dtype=_I64)
+        entry = np.asarray(tokens, dtype=_I64) * _I64(2654435761) + place * _I64(40503) + 1
+        read = np.cumsum(_scramble(_scramble(entry) + place * _I64(2246822519)))
+        vocab = np.arange(VOCAB, dtype=_I64) * _I64(3266489917)
+        mixed = _scramble(_scramble(read)[:, None] + vocab)
+    return (mixed % 65536) * (8.0 / 65536)
+
+
+def reference_uniform(seed: int, position: int) -> float:
+    """splitmix64 from a state hashed of (seed, kind 1); the top 53 bits of draw number ``position``."""
+    golden = 0x9E3779B97F4A7C15
+
+    def finalise(z: int) -> int:
+        z &= _LOW_64
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _LOW_64
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _LOW_64
+        return z ^ (z >> 31)
+
+    return (finalise(finalise(seed + golden) + (position + 1) * golden) >> 11) * 2.0**-53
+
+
+def ending_ids(params: SamplingParams) -> set[int]:
+    """Every id that ends the request."""
+    return set(params.stop_token_ids or ()) | (set() if params.ignore_eos else {EOS})
+
+
+def _adjust(logits: np.ndarray, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> np.ndarray:
+    x = logits.copy()
+    for token, bias in (params.logit_bias or {}).items():
+        x[token] += bias
+    for token in {*prompt, *output}:
+        x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
+    for token in set(output):
+        x[token] -= params.presence_penalty + params.frequency_penalty * list(output).count(token)
+    if len(output) < params.min_tokens:
+        x[list(ending_ids(params))] = -np.inf
+    return x
+
+
+def _filtered(x: np.ndarray, params: SamplingParams, nudge: float) -> np.ndarray:
+    """Weights of the ids that min_p, top_k and top_p leave, in this order; ``nudge`` moves their borders."""
+    weights = np.exp((x - x.max()) / float(np.float32(params.temperature)))
+    order = [int(i) for i in np.argsort(-x, kind="stable") if weights[i] > 0]
+    order = [i for i in order if weights[i] >= float(np.float32(params.min_p)) * (1 + nudge)]
+    order = order[: params.top_k] if params.top_k > 0 else order
+    if params.top_p < 1.0:
+        reached = np.cumsum(weights[order])
+        wanted = float(np.float32(params.top_p)) * reached[-1] * (1 + nudge)
+        order = order[: int(np.searchsorted(reached, wanted)) + 1]
+    kept = np.zeros_like(weights)
+    kept[order] = weights[order]
+    return kept
+
+
+def reference_tokens(
+    logits: np.ndarray, params: SamplingParams, seed: int, prompt: Sequence[int], output: Sequence[int]
+) -> list[int]:
+    """The right next token, first; more follow where rounding may decide between them."""
+    x = _adjust(logits, params, prompt, output)
+    if params.is_greedy:
+        return [int(np.argmax(x))]
+    u, found = reference_uniform(seed, len(output)), []
+    for nudge, shift in ((0.0, 0.0), (0.0, -NEAR), (0.0, NEAR), (NEAR, 0.0), (-NEAR, 0.0)):
+        reached = np.cumsum(_filtered(x, params, nudge))
+        target = min(max(u + shift, 0.0), 1.0 - 2**-53) * reached[-1]
+        found.append(int(np.searchsorted(reached, target, side="right")))
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What one request must answer, whatever else runs."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stop_reason: str | int | None
+    logprobs: tuple[dict[int, float], ...]
+    text: str
+    num_near: int
+    """Draws so near to a border that the engine's own token was followed."""
+
+
+def expected_output(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    seed: int,
+    *,
+    max_length: int,
+    follow: Sequence[int] = (),
+    nan_every: int = 0,
+) -> Expected:
+    """Run one request alone, straight ahead.
+
+    Args:
+        prompt: Its token ids.
+        params: Its parameters.
+        seed: Its random stream.
+        max_length: Longest prompt plus output.
+        follow: The engine's answer; only where a draw is too near to a border its token is taken.
+        nan_every: As :class:`FaultyOracle`.
+    """
+    output: list[int] = []
+    logprobs: list[dict[int, float]] = []
+    num_near = 0
+    budget = min(params.max_tokens, max_length - len(prompt))
+    while True:
+        logits = reference_logits([*prompt, *output])[-1]
+        if nan_every and int(logits[0] * 8192) % nan_every == 1:
+            return Expected(tuple(output), "error", None, tuple(logprobs), "", num_near)
+        choices = reference_tokens(logits, params, seed, prompt, output)
+        num_near += len(choices) > 1
+        engines = follow[len(output)] if len(output) < len(follow) else choices[0]
+        output.append(engines if engines in choices else choices[0])
+        logprobs.append(_logprob_row(logits, output[-1], params.logprobs))
+        end = _end(output, params, budget)
+        if end is not None:
+            reason, stop, text = end
+            return Expected(tuple(output), reason, stop, tuple(logprobs), text, num_near)
+
+
+def _end(output: list[int], params: SamplingParams, budget: int) -> tuple[str, str | int | None, str] | None:
+    """Stop strings come before stop ids where the text holds them, ids before length."""
+    is_allowed = len(output) > params.min_tokens
+    by_id = is_allowed and output[-1] in ending_ids(params)
+    spoken = output if not by_id or params.include_stop_str_in_output else output[:-1]
+    text = "".join(PIECES[i] for i in spoken) if params.detokenize else ""
+    before = len("".join(PIECES[i] for i in output[:-1]))
+    hits = [
+        (at, stop)
+        for stop in params.stop_strings
+        for at in range(len(text))
+        if text.startswith(stop, at) and at + len(stop) > before
+    ]
+    if is_allowed and hits:
+        at, stop = min(hits, key=lambda hit: (hit[0], -len(hit[1])))
+        return "stop", stop, text[: at + len(stop)] if params.include_stop_str_in_output else text[:at]
+    if by_id:
+        explicit = output[-1] in (params.stop_token_ids or ())
+        return "stop", output[-1] if explicit else None, text
+    return ("length", None, text) if len(output) >= budget else None
+
+
+def _logprob_row(logits: np.ndarray, token: int, count: int | None) -> dict[int, float]:
+    if count is None:
+        return {}
+    values = logits - logits.max()
+    values = values - np.log(np.exp(values).sum())
+    top = np.argsort(-logits, kind="stable")[:count].tolist()
+    return {i: float(values[i]) for i in dict.fromkeys([token, *top])}
+
+
+def expected_prompt_logprobs(prompt: Sequence[int], count: int) -> list[dict[int, float] | None]:
+    """None for the first token, a row for each other."""
+    logits = reference_logits(prompt)
+    return [None, *(_logprob_row(logits[i], token, count) for i, token in enumerate(prompt[1:]))]
+
+
+# -- engines -----------------------------------------------------------------------------------------------------------
+
+
+def oracle_engine(
+    *,
+    nan_every: int = 0,
+    tokenizer: PieceTokenizer | None = None,
+    device_object: Device | None = None,
+    policy: OrderPolicy = prefer_overlap,
+    **options: Any,
+) -> Engine:
+    """A small engine with invariants on: 4 rows, blocks of 4, sequences of 100; ``options`` override."""
+    config: dict[str, Any] = {
+        "device": "inline",
+        "block_size": 4,
+        "num_blocks": 60,
+        "max_requests": 4,
+        "max_batch_tokens": 120,
+        "max_sequence_length": 100,
+        "debug_invariants": True,
+    }
+    loaded = LoadedModel(
+        model=FaultyOracle(nan_every, device=torch.device("cpu")),
+        tokenizer=tokenizer,  # type: ignore[arg-type]
+        name="oracle",
+        eos_token_ids=(EOS,),
+        vocab_size=VOCAB,
+        architecture="Oracle",
+        config={},
+    )
+    return Engine(loaded, EngineConfig(**{**config, **options}), device=device_object, policy=policy)
+
+
+# -- the world ---------------------------------------------------------------------------------------------------------
+
+
+class PlantedError(Exception):
+    """Raised by a test inside a phase."""
+
+
+@dataclass
+class Submitted:
+    """One request and everything that came back."""
+
+    request_id: str
+    prompt: list[int]
+    params: SamplingParams
+    stream: bool
+    tokens_at_abort: int | None = None
+    was_reset: bool = False
+    new_ids: list[int] = field(default_factory=list)
+    new_text: str = ""
+    last: RequestOutput | None = None
+
+
+class World:
+    """An engine, what was asked of it, and what it answered. Every answer is checked as it comes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.all: list[Submitted] = []
+        self.current: dict[str, Submitted] = {}
+        """By id; an id may be used again after its end."""
+        self.on_border: Callable[[Border], None] | None = None
+        """Called at every border, behind the engine's own checks."""
+        self.borders: list[tuple[Order, Phase, str]] = []
+        self.num_near = 0
+        self._checks = engine.controller.watch
+        engine.controller.watch = self._watch
+
+    def _watch(self, border: Border) -> None:
+        if self._checks is not None:
+            self._checks(border)
+        self.borders.append((border.iteration.order, border.phase, border.side))
+        if self.on_border is not None:
+            self.on_border(border)
+
+    @property
+    def nan_every(self) -> int:
+        return self.engine.loaded.model.nan_every  # type: ignore[attr-defined,no-any-return]
+
+    @property
+    def live_ids(self) -> list[str]:
+        return [request_id for request_id, one in self.current.items() if one.last is None]
+
+    def submit(
+        self, prompt: Sequence[int], params: SamplingParams, *, stream: bool = False, request_id: str | None = None
+    ) -> str:
+        assert params.seed is not None, "tests name their seeds"
+        given = self.engine.add_request(list(prompt), params, request_id=request_id, stream=stream)
+        one = Submitted(given, list(prompt), params, stream)
+        self.all.append(one)
+        self.current[given] = one
+        return given
+
+    def abort(self, request_id: str) -> bool:
+        one, request = self.current.get(request_id), self.engine._live.get(request_id)
+        accepted = self.engine.abort(request_id)
+        if accepted:
+            assert one is not None
+            assert request is not None
+            one.tokens_at_abort = len(request.output_ids)
+        return accepted
+
+    def step(self) -> list[RequestOutput]:
+        outputs = self.engine.step()
+        self.take(outputs)
+        return outputs
+
+    def step_phase(self) -> Border | None:
+        border = self.engine.step_phase()
+        if border is not None and self.engine.in_hand is None:
+            self.take(border.iteration.outputs)
+        return border
+
+    def reset(self) -> None:
+        for one in self.all:
+            one.was_reset = one.was_reset or one.last is None
+        self.take(self.engine.reset())
+        assert not self.live_ids, "reset left requests without an end"
+        check_idle(self.engine)
+
+    def take(self, outputs: Sequence[RequestOutput]) -> None:
+        for output in outputs:
+            one = self.current[output.request_id]
+            assert one.last is None, f"{output.request_id} gave an output after its last one (I43)"
+            one.new_ids += output.new_token_ids
+            one.new_text += output.new_text
+            assert tuple(one.new_ids) == output.token_ids, f"{output.request_id}: new ids do not add up (I46)"
+            assert one.new_text == output.text, f"{output.request_id}: new text does not add up (I46)"
+            assert output.prompt_token_ids == tuple(one.prompt)
+            if output.finished:
+                one.last = output
+                self.verify(one)
+            else:
+                assert one.stream, f"{output.request_id} does not stream"
+                assert one.tokens_at_abort is None or len(one.new_ids) <= one.tokens_at_abort
+
+    def verify(self, one: Submitted) -> None:
+        """The answer is the reference's, cut where an abort or a reset came in between."""
+        output, params = one.last, one.params
+        assert output is not None
+        assert params.seed is not None
+        expected = expected_output(
+            one.prompt,
+            params,
+            params.seed,
+            max_length=self.engine.resolved.max_sequence_length,
+            follow=output.token_ids,
+            nan_every=self.nan_every,
+        )
+        self.num_near += expected.num_near
+        name, count = one.request_id, len(output.token_ids)
+        assert output.token_ids == expected.token_ids[:count], f"{name}: {output.token_ids} is not {expected}"
+        if output.finish_reason == "abort":
+            assert one.was_reset or one.tokens_at_abort is not None, f"{name} aborted itself"
+            assert one.was_reset or count <= (one.tokens_at_abort or 0), f"{name}: a token after its abort (I58)"
+        else:
+            assert count == len(expected.token_ids), f"{name}: {count} of {len(expected.token_ids)} tokens"
+            assert output.finish_reason == expected.finish_reason, f"{name}: {output.finish_reason}, not {expected}"
+            if output.finish_reason == "stop":
+                assert output.stop_reason == expected.stop_reason
+            if output.finish_reason != "error" and self.engine.loaded.tokenizer is not None:
+                assert output.text == expected.text, f"{name}: {output.text!r}, not {expected.text!r}"
+        self._verify_logprobs(one, output, expected)
+
+    def _verify_logprobs(self, one: Submitted, output: RequestOutput, expected: Expected) -> None:
+        if one.params.logprobs is None:
+            assert output.logprobs is None
+        else:
+            assert output.logprobs is not None
+            assert len(output.logprobs) == len(output.token_ids)
+            for row, wanted in zip(output.logprobs, expected.logprobs, strict=False):
+                _check_row(row, wanted)
+        if one.params.prompt_logprobs is not None and output.token_ids:
+            wanted_rows = expected_prompt_logprobs(one.prompt, one.params.prompt_logprobs)
+            assert output.prompt_logprobs is not None
+            assert len(output.prompt_logprobs) == len(wanted_rows)
+            assert output.prompt_logprobs[0] is None
+            for found, wanted_row in zip(output.prompt_logprobs[1:], wanted_rows[1:], strict=True):
+                assert found is not None
+                assert wanted_row is not None
+                _check_row(found, wanted_row)
+
+    def drain(self, limit: int = 2000) -> None:
+        """Run to the end; then nothing is held and every request has had its one last output."""
+        for _ in range(limit):
+            if not self.engine.has_unfinished():
+                break
+            self.step()
+        assert not self.engine.has_unfinished(), f"still busy after {limit} steps; live: {self.live_ids}"
+        assert self.engine.step() == []
+        assert not self.live_ids, f"{self.live_ids} never ended"
+        check_idle(self.engine)
+        check_device(self.engine)
+
+    # -- failures
+
+    @contextmanager
+    def fault_in(self, phase: Phase, *, after: bool) -> Iterator[None]:
+        """Within: the phase raises, ahead of its work or behind it."""
+        phases = self.engine.controller._phases
+        real = phases[phase]
+
+        def faulty(iteration: Any) -> None:
+            if after:
+                real(iteration)
+            raise PlantedError(f"planted in {phase.value}")
+
+        phases[phase] = faulty
+        try:
+            yield
+        finally:
+            phases[phase] = real
+
+    def fail_in(self, phase: Phase, *, after: bool) -> bool:
+        """Make one step fail in ``phase``; False if the next step does not take it (then it ran normally)."""
+        with self.fault_in(phase, after=after):
+            try:
+                self.step()
+            except PlantedError:
+                assert self.engine.failure is not None
+                assert self.engine.failure.phase is phase
+                self._check_refusal()
+                return True
+        return False
+
+    def _check_refusal(self) -> None:
+        for call in (self.engine.step, self.engine.step_phase):
+            try:
+                call()
+            except IterationFailedError:
+                continue
+            raise AssertionError("stepping went on after a failed iteration")
+
+
+def _check_row(row: dict[int, float], wanted: dict[int, float]) -> None:
+    assert list(row) == list(wanted), f"log probabilities of {list(row)}, wanted {list(wanted)}"
+    assert np.allclose(list(row.values()), list(wanted.values()), atol=1e-5, rtol=0)
+
+
+# -- random requests ---------------------------------------------------------------------------------------------------
+
+
+def random_params(rng: random.Random, *, text: bool = False, max_tokens: int = 40) -> SamplingParams:
+    """Parameters over the whole range the core supports; numbers are dyadic, see the module's text."""
+    tokens = rng.choice([1, 1, 2, 3, rng.randint(1, max_tokens)])
+    options: dict[str, Any] = {"max_tokens": tokens, "seed": rng.randint(-(2**40), 2**63), "detokenize": text}
+    options["temperature"] = rng.choice([0.0, 0.0, 0.5, 1.0, 2.0, 1e-6])
+    if rng.random() < 0.3:
+        options["min_tokens"] = rng.randint(0, tokens)
+    if rng.random() < 0.4:
+        options["stop_token_ids"] = rng.sample(range(VOCAB), rng.randint(1, 6))
+    if rng.random() < 0.3:
+        options["logprobs"] = rng.choice([0, 1, 2, 5, 70])
+    if rng.random() < 0.15:
+        options["prompt_logprobs"] = rng.choice([0, 1, 3])
+    if rng.random() < 0.3:
+        options["presence_penalty"] = rng.choice([0.5, -0.5, 2.0])
+        options["frequency_penalty"] = rng.choice([0.0, 0.25, 1.5])
+        options["repetition_penalty"] = rng.choice([1.0, 2.0, 0.5])
+    if rng.random() < 0.25:
+        ids = rng.sample(range(VOCAB), rng.randint(1, 5))
+        options["logit_bias"] = {i: rng.choice([-100.0, -1.5, 0.25, 3.0, 8.0]) for i in ids}
+    if rng.random() < 0.3:
+        options["top_k"] = rng.choice([-1, 1, 2, 10, 64, 100])
+    if rng.random() < 0.2:
+        options["top_p"] = rng.choice([0.1, 0.5, 0.9])
+    if rng.random() < 0.15:
+        options["min_p"] = rng.choice([0.05, 0.5])
+    options["ignore_eos"] = rng.random() < 0.3
+    if text and rng.random() < 0.5:
+        length = rng.choice([1, 2])  # of one length, so that the first to begin is the first to be complete
+        options["stop"] = ["".join(rng.choices("abcdxyzAB", k=length)) for _ in range(rng.randint(1, 6))]
+        options["include_stop_str_in_output"] = rng.random() < 0.3
+    return SamplingParams(**options)
+
+
+def random_prompt(rng: random.Random, longest: int = 60) -> list[int]:
+    length = rng.choice([1, 2, 3, 4, 5, 8, rng.randint(1, longest)])
+    return [rng.randrange(VOCAB) for _ in range(min(length, longest))]

@@ -1,0 +1,182 @@
+"""A session's requests: as they were submitted, as the engine knows them, and what came out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from engine.engine import Engine
+from engine.errors import RequestError
+from engine.intake import Intake
+from engine.request import Request, RequestOutput, RequestTimings
+from tracing.records import RequestRecord
+from workbench.arrivals import Submission
+from workbench.watch import BorderWatch
+from workbench.workloads import RequestSpec
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """A request as a caller words it."""
+
+    spec: RequestSpec
+    """With its arrival on the session's clock."""
+    request_id: str | None = None
+
+
+class RequestBook:
+    """Keeps one entry a request, for as long as the session is not reset."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._intake = Intake(engine.resolved, engine.loaded.tokenizer)
+        self._next_number = 0
+        self._submissions: dict[str, Submission] = {}
+        self._requests: dict[str, Request] = {}
+        self._outputs: dict[str, RequestOutput] = {}
+
+    @property
+    def submissions(self) -> tuple[Submission, ...]:
+        """All that were submitted, in order."""
+        return tuple(self._submissions.values())
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._submissions
+
+    def draft(self, wishes: Sequence[Wish]) -> list[Submission]:
+        """Check requests, whenever they arrive; enters none of them.
+
+        Raises:
+            RequestError: one cannot be served.
+        """
+        return [self._draft(wish, self._next_number + place) for place, wish in enumerate(wishes)]
+
+    def _draft(self, wish: Wish, number: int) -> Submission:
+        spec = wish.spec
+        request_id = wish.request_id if wish.request_id is not None else f"request-{number}"
+        if request_id in self._submissions:
+            raise RequestError(
+                f"request_id {request_id!r} was used in this session; take another, or reset()", field="request_id"
+            )
+        if not 0 <= spec.arrival < float("inf"):
+            raise RequestError(f"arrival must be at least 0 on the session's clock, got {spec.arrival}", field="arrival")
+        checked = self._intake.check(
+            self._chat_ids(spec.prompt) if spec.chat else spec.prompt,
+            spec.params,
+            key=number,
+            request_id=request_id,
+            stream=spec.stream,
+            iteration=self._engine.controller.next_index,
+            live=(),
+        )
+        return Submission(
+            number=number,
+            request_id=request_id,
+            prompt_ids=checked.prompt_ids,
+            params=spec.params.replace(seed=checked.seed),
+            arrival=spec.arrival,
+            stream=spec.stream,
+        )
+
+    def _chat_ids(self, prompt: Prompt) -> Sequence[int]:
+        tokenizer = self._engine.loaded.tokenizer
+        if tokenizer is None or not isinstance(prompt, str):
+            raise RequestError("chat=True needs a text prompt and a model with a tokenizer", field="chat")
+        return tokenizer.encode(tokenizer.chat([{"role": "user", "content": prompt}]), add_special=False)
+
+    def enter(self, submission: Submission) -> None:
+        """Keep a drafted request."""
+        self._submissions[submission.request_id] = submission
+        self._next_number = max(self._next_number, submission.number + 1)
+
+    def hand_in(self, submission: Submission) -> None:
+        """Give a request that has arrived to the engine."""
+        self._engine.add_request(
+            submission.prompt_ids, submission.params, request_id=submission.request_id, stream=submission.stream
+        )
+        self._requests[submission.request_id] = self._engine.queue.waiting[-1]
+
+    def withdraw(self, submission: Submission) -> None:
+        """End a request that has not arrived."""
+        now_ns = time.perf_counter_ns()
+        self._outputs[submission.request_id] = RequestOutput(
+            request_id=submission.request_id,
+            prompt_token_ids=submission.prompt_ids,
+            token_ids=(),
+            text="",
+            new_token_ids=(),
+            new_text="",
+            finish_reason="abort",
+            stop_reason=None,
+            logprobs=None,
+            prompt_logprobs=None,
+            timings=replace(RequestTimings(now_ns), finished_ns=now_ns),
+        )
+
+    def keep(self, outputs: Iterable[RequestOutput]) -> None:
+        """Keep what an iteration gave out."""
+        for output in outputs:
+            self._outputs[output.request_id] = output
+
+    def outputs(self) -> dict[str, RequestOutput]:
+        """Each request that has arrived or ended, in the order of submission: its last output, or what it has so far."""
+        found = {name: self.output(name) for name in self._submissions}
+        return {name: output for name, output in found.items() if output is not None}
+
+    def output(self, request_id: str) -> RequestOutput | None:
+        """One of them; None while it is still to come."""
+        output, request = self._outputs.get(request_id), self._requests.get(request_id)
+        if output is not None and (output.finished or request is None):
+            return output
+        return None if request is None else self._so_far(request)
+
+    def _so_far(self, request: Request) -> RequestOutput:
+        params = request.params
+        return RequestOutput(
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_ids,
+            token_ids=tuple(request.output_ids),
+            text=self._text_so_far(request),
+            new_token_ids=(),
+            new_text="",
+            finish_reason=None,
+            stop_reason=None,
+            logprobs=tuple(request.logprobs) if params.logprobs is not None else None,
+            prompt_logprobs=tuple(request.prompt_logprobs) if params.prompt_logprobs is not None else None,
+            timings=request.timings,
+            num_cached_tokens=request.num_cached_tokens,
+        )
+
+    def _text_so_far(self, request: Request) -> str:
+        tokenizer = self._engine.loaded.tokenizer
+        if tokenizer is None or not request.params.detokenize:
+            return ""
+        return request.text if request.detokenizer is not None else tokenizer.decode(request.output_ids)
+
+    def records(self, watch: BorderWatch) -> list[RequestRecord]:
+        """When things happened to each request that has arrived."""
+        return [self._record(request, watch) for request in self._requests.values()]
+
+    def _record(self, request: Request, watch: BorderWatch) -> RequestRecord:
+        timings, output = request.timings, self._outputs.get(request.request_id)
+        return RequestRecord(
+            request_id=request.request_id,
+            arrival_ns=timings.arrival_ns,
+            admitted_ns=timings.admitted_ns,
+            first_token_ns=timings.first_token_ns,
+            finished_ns=timings.finished_ns,
+            token_times_ns=watch.token_times(request),
+            num_prompt_tokens=len(request.prompt_ids),
+            num_output_tokens=len(request.output_ids),
+            finish_reason=None if output is None else output.finish_reason,
+        )
+
+    def clear(self) -> None:
+        """Forget all; numbers, and with them seeds, start again."""
+        self._submissions.clear()
+        self._requests.clear()
+        self._outputs.clear()
+        self._next_number = 0

@@ -1,0 +1,264 @@
+"""The command line: ``workbench run|compare|bench|demo|lab``. What the notebook does, without it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.errors import EngineError
+from workbench.options import OneLineParser, UsageError, add_config_flags, config_from
+
+DEFAULT_WORKLOAD = "fixed:requests=16,input=64,output=32"
+_MODELS = "a folder, a GGUF file, smollm2, shape:NAME or oracle (default: smollm2)"
+_EXAMPLES = """\
+examples:
+  workbench demo
+  workbench run --model smollm2 --workload fixed:requests=4,input=32,output=16
+  workbench run --model shape:tiny --mode legacy --json > run.json
+  workbench compare --model smollm2 --workload fixed:requests=16,input=64,output=32 --device cpu
+  workbench compare --model oracle --legs legacy,async --repeats 3 --report runs/oracle.html
+  workbench bench --only host,recorder
+  workbench lab
+"""
+_RUN_EXAMPLES = """\
+examples:
+  workbench run --model smollm2 --workload fixed:requests=4,input=32,output=16,temperature=0.8,seed=1
+  workbench run --model shape:tiny --workload poisson:rate=20,requests=32,input=64,output=32 --mode legacy
+  workbench run --config engine.yaml --graphs 1,2,4,8 --max-requests 8 --workload file:prompts.jsonl --json
+"""
+_COMPARE_EXAMPLES = """\
+examples:
+  workbench compare --model smollm2 --workload fixed:requests=16,input=64,output=32 --device cpu
+  workbench compare --model oracle --workload fixed:requests=8,input=20,output=16,arrive=2 --legs legacy,async
+  workbench compare --model shape:tiny --repeats 3 --report runs/tiny.html
+exit status: 0 if outputs agree (equal, or apart by rounding alone), 1 if they are DIFFERENT, 2 for a wrong call
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status."""
+    try:
+        args = _parser().parse_args(argv)
+        command: Callable[[argparse.Namespace], int] = args.command
+        return command(args)
+    except (EngineError, UsageError) as error:
+        print("workbench: error: " + " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("workbench: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> OneLineParser:
+    parser = OneLineParser(
+        prog="workbench",
+        description="Drive a dynamic-batching engine, and compare its scheduling modes.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_run(commands)
+    _add_compare(commands)
+    _add_bench(commands)
+    _add_demo(commands)
+    _add_lab(commands)
+    return parser
+
+
+def _command(commands: Any, name: str, function: Callable[[argparse.Namespace], int], **text: Any) -> OneLineParser:
+    parser: OneLineParser = commands.add_parser(
+        name, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **text
+    )
+    parser.set_defaults(command=function)
+    return parser
+
+
+def _add_serving_flags(parser: argparse.ArgumentParser) -> None:
+    from workbench.workloads import known_workloads
+
+    parser.add_argument("--model", metavar="MODEL", help=_MODELS)
+    parser.add_argument("--workload", default=DEFAULT_WORKLOAD, help=f"one of {known_workloads()} (default: %(default)s)")
+    parser.add_argument("--clock", help="virtual, iterations or wall (default: what the workload counts)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else on stdout")
+    parser.add_argument("--report", metavar="FILE.html", help="also write the report with its timeline")
+
+
+def _add_run(commands: Any) -> None:
+    parser = _command(commands, "run", _run, help="serve a workload once", epilog=_RUN_EXAMPLES)
+    _add_serving_flags(parser)
+    add_config_flags(parser)
+
+
+def _add_compare(commands: Any) -> None:
+    parser = _command(
+        commands, "compare", _compare, help="serve a workload in several modes", epilog=_COMPARE_EXAMPLES
+    )
+    _add_serving_flags(parser)
+    parser.add_argument(
+        "--legs",
+        default="legacy,no-overlap,async",
+        help="what to compare, the first is the baseline: legacy, no-overlap, async (default: all three)",
+    )
+    parser.add_argument("--repeats", type=int, default=1, help="measured runs a leg (default: %(default)s)")
+    parser.add_argument("--warmup", type=int, default=1, help="runs before them that do not count (default: 1)")
+    add_config_flags(parser, without=("mode",))
+
+
+def _add_bench(commands: Any) -> None:
+    parser = _command(commands, "bench", _bench, help="measure host time, hidden share and recorder cost")
+    parser.add_argument("--only", metavar="NAMES", help="some of: host, hidden, recorder, steady")
+    parser.add_argument("--device", default="cpu", help="cpu, inline or cuda (default: %(default)s)")
+    parser.add_argument("--out", default="runs/bench", help="folder for the JSON file (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="fewer samples, to see whether it works")
+
+
+def _add_demo(commands: Any) -> None:
+    parser = _command(commands, "demo", _demo, help="serve real prompts in both modes and compare")
+    parser.add_argument("--device", default="cpu", help="cpu, inline or cuda (default: %(default)s)")
+    parser.add_argument("--out", default="runs/demo", help="folder for the report (default: %(default)s)")
+    parser.add_argument("--model", metavar="MODEL", help=_MODELS + "; needs a chat template")
+
+
+def _add_lab(commands: Any) -> None:
+    parser = _command(commands, "lab", _lab, help="open the notebooks in JupyterLab")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to jupyter lab")
+
+
+def _run(args: argparse.Namespace) -> int:
+    from workbench.loading import load_for
+    from workbench.runs import document, serve
+    from workbench.session import Session
+    from workbench.workloads import parse_workload
+
+    config = config_from(args)
+    with _only_json(args.json) as out:
+        loaded = load_for(config, args.model)
+        workload = parse_workload(args.workload, vocab_size=loaded.vocab_size)
+        clock = args.clock or _clock_of(workload.unit)
+        with Session(loaded, config=config, clock=clock, progress=True) as session, _bar(len(workload.requests)) as bar:
+            run = serve(session, workload, name=config.mode, on_output=lambda output: _advance(bar, output))
+        if args.report:
+            _write_report(args.report, [run.view], f"{loaded.name}: {workload.name}", [])
+        if args.json:
+            _print_json(out, document("run", workload, **run.to_dict()))
+        else:
+            from tracing.analysis import format_comparison
+
+            print(format_comparison({run.name: run.summary}), file=out)
+            print(_endings(run.outputs), file=out)
+    return 1 if any(output.finish_reason == "error" for output in run.outputs) else 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from workbench.comparison import compare
+    from workbench.loading import load_for
+    from workbench.workloads import parse_workload
+
+    config = config_from(args)
+    with _only_json(args.json) as out:
+        loaded = load_for(config, args.model)
+        workload = parse_workload(args.workload, vocab_size=loaded.vocab_size)
+        legs = [leg.strip() for leg in args.legs.split(",")]
+        with _bar(len(workload.requests) * len(legs) * max(args.repeats, 0)) as bar:
+            comparison = compare(
+                workload,
+                legs,
+                model=loaded,
+                config=config,
+                clock=args.clock,
+                repeats=args.repeats,
+                warmup=args.warmup,
+                on_run=lambda name, session: lambda output: _advance(bar, output),
+            )
+        if args.report:
+            views = [run.view for run in comparison.runs]
+            _write_report(args.report, views, f"{loaded.name}: {workload.name}", [comparison.verdict_text])
+        if args.json:
+            _print_json(out, comparison.to_dict())
+        else:
+            print(comparison, file=out)
+    return 0 if comparison.outputs_match else 1
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from workbench.bench import run_benchmarks
+
+    names = args.only.split(",") if args.only else None
+    run_benchmarks(names, device=args.device, out=Path(args.out), quick=args.quick, say=print)
+    return 0
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from workbench.demo import run_demo
+
+    return run_demo(model=args.model, device=args.device, out=Path(args.out), say=_say)
+
+
+def _lab(args: argparse.Namespace) -> int:
+    import subprocess
+    from importlib.util import find_spec
+
+    from workbench.environment import ROOT
+
+    if find_spec("jupyterlab") is None:
+        raise UsageError("JupyterLab is not installed; install it with: pip install -e '.[notebook]'")
+    notebooks = ROOT / "notebooks"
+    if not notebooks.is_dir():
+        raise UsageError(f"there is no folder {notebooks}; run this from a clone of the project")
+    return subprocess.run([sys.executable, "-m", "jupyterlab", str(notebooks), *args.arguments], check=False).returncode
+
+
+def _clock_of(unit: str) -> str:
+    return "iterations" if unit == "iterations" else "virtual"
+
+
+def _say(text: str, end: str = "\n") -> None:
+    print(text, end=end, flush=True)
+
+
+@contextlib.contextmanager
+def _only_json(is_json: bool) -> Iterator[Any]:
+    """The real standard output; with ``--json`` whatever else is printed goes to standard error."""
+    out = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr) if is_json else contextlib.nullcontext():
+        yield out
+
+
+def _print_json(out: Any, value: Any) -> None:
+    from workbench.runs import jsonable
+
+    json.dump(jsonable(value), out, allow_nan=False)
+    out.write("\n")
+
+
+def _bar(total: int) -> Any:
+    from tqdm import tqdm
+
+    return tqdm(total=total, desc="serve", unit="request", disable=None)  # None: only on a terminal
+
+
+def _advance(bar: Any, output: Any) -> None:
+    if output.finished:
+        bar.update()
+
+
+def _endings(outputs: Sequence[Any]) -> str:
+    lines = [""]
+    for output in outputs:
+        shown = repr(output.text) if output.text else " ".join(map(str, output.token_ids))
+        lines.append(f"{output.request_id}: {len(output.token_ids)} tokens, {output.finish_reason}: {shown[:90]}")
+    return "\n".join(lines)
+
+
+def _write_report(path: str, views: Any, title: str, notes: Sequence[str]) -> None:
+    from workbench.environment import environment
+    from workbench.report import write_report
+
+    written = write_report(path, views, title=title, environment=environment(), notes=notes)
+    print(f"report: {written}", file=sys.stderr)

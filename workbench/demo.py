@@ -1,0 +1,229 @@
+"""The main job: a real model serves sixteen prompts in both modes, and what asynchronous scheduling changed is shown."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from engine.config import EngineConfig
+from engine.models.loader import LoadedModel
+from engine.request import RequestOutput
+from tracing.comparison import Row, comparison_rows, format_value
+from workbench.comparison import Comparison, Leg, compare
+from workbench.demo_prompts import demo_workload
+from workbench.environment import environment
+from workbench.loading import load_for
+from workbench.report import write_report
+from workbench.runs import Run
+from workbench.session import Session
+from workbench.workloads import Workload
+
+_SHOWN = (
+    "tokens/s",
+    "TTFT p50",
+    "TPOT p50",
+    "step time p50",
+    "step time, decode p50",
+    "host work / iteration",
+    "hidden / iteration",
+    "exposed / iteration",
+    "hidden share",
+    "device busy",
+    "bubbles",
+    "graph hit rate",
+    "padding tokens",
+    "padding share",
+    "wasted rows",
+)
+"""Rows of the terminal's table; the report has all of them."""
+
+
+class Say(Protocol):
+    """Writes to the terminal at once."""
+
+    def __call__(self, text: str, end: str = "\n") -> None: ...
+
+
+def demo_config(device: str) -> EngineConfig:
+    """Decode forwards in buckets of five sizes; short sequences, so that few of them have to be captured."""
+    return EngineConfig.from_mapping(
+        {
+            "device": device,
+            "graphs": [1, 2, 4, 8, 16],
+            "graph_non_decode": False,
+            "max_requests": 16,
+            "max_batch_tokens": 512,
+            "max_sequence_length": 256,
+        },
+        source="demo",
+    )
+
+
+def run_demo(
+    *,
+    model: str | LoadedModel | None = None,
+    device: str = "cpu",
+    out: Path,
+    say: Say,
+    workload: Workload | None = None,
+) -> int:
+    """Serve, compare, print, write ``out/report.html``; returns the exit status, 1 if the modes' ids differ.
+
+    Args:
+        model: As for :class:`~workbench.session.Session`; needs a chat template.
+        device: ``cpu``, ``inline`` or ``cuda``.
+        out: Folder of the report; made if it is missing.
+        say: Writes to the terminal.
+        workload: None: the sixteen prompts.
+
+    Raises:
+        CheckpointError: the model is absent; the message says how to install it.
+    """
+    config = demo_config(device)
+    workload = workload or demo_workload()
+    say("loading the model ...")
+    loaded = load_for(config, model)
+    comparison = compare(
+        workload,
+        [Leg(name="legacy", mode="legacy"), Leg(name="async", mode="async")],
+        model=loaded,
+        config=config,
+        warmup=0,
+        on_run=lambda name, session: _begin_leg(name, session, say),
+    )
+    for line in (*_request_lines(comparison), "", *_table_lines(comparison), "", *_order_lines(comparison)):
+        say(line)
+    path = write_report(
+        out / "report.html",
+        [run.view for run in comparison.runs],
+        title=f"{loaded.name}: legacy and async on the same sixteen prompts",
+        environment={**environment(), "engine seed": config.seed},
+        notes=[_verdict_line(comparison)],
+    )
+    say("")
+    say(_verdict_line(comparison))
+    say(f"report: {path}")
+    return 0 if comparison.ids_equal else 1
+
+
+class _Streams:
+    """Shows the text of streamed requests as it grows, one at a time: a second one waits until the first has ended."""
+
+    def __init__(self, name: str, session: Session, say: Say) -> None:
+        self._session = session
+        self._say = say
+        self._shown: str | None = None
+        self._waiting: deque[RequestOutput] = deque()
+        self._streamed: frozenset[str] | None = None
+        say(f"\n--- {name} ---")
+
+    def __call__(self, output: RequestOutput) -> None:
+        if self._streamed is None:
+            self._streamed = frozenset(one.request_id for one in self._session.submissions if one.stream)
+        if output.request_id not in self._streamed:
+            return
+        if self._shown is None:
+            self._shown = output.request_id
+            self._say(f"{output.request_id}: ", end="")
+        if output.request_id == self._shown:
+            self._show(output)
+        else:
+            self._waiting.append(output)
+
+    def _show(self, output: RequestOutput) -> None:
+        self._say(output.new_text.replace("\n", " "), end="")
+        if not output.finished:
+            return
+        self._say(f" [{output.finish_reason}]")
+        self._shown = None
+        waiting, self._waiting = self._waiting, deque()
+        for one in waiting:
+            self(one)
+
+
+def _begin_leg(name: str, session: Session, say: Say) -> _Streams:
+    """One short request first, so that the first leg does not pay for what every process does once."""
+    session.submit("Hello", max_tokens=2, temperature=0.0, chat=True)
+    session.run()
+    session.reset()
+    return _Streams(name, session, say)
+
+
+def _request_lines(comparison: Comparison) -> list[str]:
+    """What each request asked for and got."""
+    specs, outputs = comparison.workload.requests, comparison.runs[-1].outputs
+    lines = ["", "request     arrives  sampling      tokens  end     text"]
+    for spec, output in zip(specs, outputs, strict=True):
+        sampling = "greedy" if spec.params.is_greedy else f"seed {spec.params.seed} T={spec.params.temperature:g}"
+        text = " ".join(output.text.split())[:58]
+        lines.append(
+            f"{output.request_id:<11} {spec.arrival:>7g}  {sampling:<12} {len(output.token_ids):>7}  "
+            f"{output.finish_reason or '':<6}  {text}"
+        )
+    return [*lines, *_least_sure(outputs)]
+
+
+def _least_sure(outputs: Sequence[RequestOutput]) -> list[str]:
+    """What log-probabilities are good for: where the model hesitated most."""
+    found = [
+        (next(iter(row.values())), output.request_id, position)
+        for output in outputs
+        for position, row in enumerate(output.logprobs or ())
+    ]
+    if not found:
+        return []
+    logprob, request_id, position = min(found)
+    return [f"least likely of the {len(found)} tokens with log-probabilities: number {position} of {request_id}, "
+            f"p = {math.exp(logprob):.3f}"]
+
+
+def _table_lines(comparison: Comparison) -> list[str]:
+    rows = [row for row in comparison_rows([run.summary for run in comparison.runs]) if row.label in _SHOWN]
+    head = ["", "unit", *(run.name for run in comparison.runs), "ratio"]
+    cells = [head, *(_cells(row) for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in cells
+    ]
+
+
+def _cells(row: Row) -> list[str]:
+    values = [format_value(value, row.unit) for value in row.values]
+    return [row.label, row.unit, *values, "" if row.ratio is None else f"{row.ratio:.2f}x"]
+
+
+def _order_lines(comparison: Comparison) -> list[str]:
+    return [line for run in comparison.runs for line in (*_orders_of(run), *_forwards_of(run))]
+
+
+def _orders_of(run: Run) -> list[str]:
+    return [
+        f"{run.name}: {order.order} {order.count} x ({', '.join(f'{why} {count}' for why, count in order.reasons.items())})"
+        for order in run.summary.orders
+    ]
+
+
+def _forwards_of(run: Run) -> list[str]:
+    graphs, wasted = run.summary.graphs, run.summary.wasted_rows
+    misses = ", ".join(f"{why} {count}" for why, count in graphs.misses.items()) or "none"
+    causes = ", ".join(f"{cause} {count}" for cause, count in wasted.by_cause.items()) or "none"
+    return [
+        f"{run.name}: {graphs.hits} forwards ran in captured sizes with {graphs.padding_tokens} padding tokens; "
+        f"misses: {misses}; wasted rows: {causes}"
+    ]
+
+
+def _verdict_line(comparison: Comparison) -> str:
+    total = len(comparison.verdicts)
+    if comparison.ids_equal:
+        return f"Both modes gave the same ids for all {total} requests."
+    parted = [one for one in comparison.verdicts if one.verdict.value != "equal"]
+    where = "; ".join(f"{one.request_id} at position {one.position} ({one.explanation})" for one in parted)
+    return f"The modes' ids DIFFER for {len(parted)} of {total} requests: {where}."

@@ -1,0 +1,39 @@
+"""Models and configurations for sessions, comparisons and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.config import EngineConfig
+from engine.models.loader import LoadedModel, load_model
+
+DEFAULT_MODEL = "smollm2"
+"""What ``Session()`` loads until a model ships with the package."""
+
+
+def session_config(config: EngineConfig | None, mode: str | None, options: Mapping[str, Any]) -> EngineConfig:
+    """``config`` with ``options`` and ``mode`` laid over it.
+
+    Raises:
+        ConfigError: an option is unknown or does not fit.
+    """
+    changes = {**options, **({} if mode is None else {"mode": mode})}
+    return EngineConfig.from_mapping({**(config or EngineConfig()).to_dict(), **changes}, source="options")
+
+
+def load_for(config: EngineConfig, model: str | Path | LoadedModel | None) -> LoadedModel:
+    """Load a model where and as ``config`` wants it; several engines may share it, for none changes it.
+
+    Raises:
+        CheckpointError: it cannot be loaded; for ``smollm2`` the message holds the command that installs it.
+    """
+    if isinstance(model, LoadedModel):
+        return model
+    dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
+    is_cuda = config.device == "cuda" and torch.cuda.is_available()  # without one, making the device says so
+    device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
+    return load_model(model or DEFAULT_MODEL, attention=config.attention_backend, dtype=dtype, device=device)

@@ -1,0 +1,105 @@
+"""Engine options on the command line: every field of ``EngineConfig`` as a dashed flag, its docstring as help."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any, NoReturn, get_type_hints
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says what is wrong in one line, like every other error of a user's."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage; the caller prints ``message``."""
+        raise UsageError(f"{message}; {self.prog} --help shows what it takes")
+
+
+class UsageError(Exception):
+    """A command line that cannot be understood."""
+
+
+def add_config_flags(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -> None:
+    """Add ``--config`` and a flag a field; flags that are not given leave no trace in the result."""
+    group = parser.add_argument_group("engine options", "fields of EngineConfig; flags win over the file")
+    group.add_argument("--config", metavar="FILE.yaml", help="a mapping of the options below, names with underscores")
+    hints, documents = get_type_hints(EngineConfig), field_documents(EngineConfig)
+    for one in fields(EngineConfig):
+        if one.name in without:
+            continue
+        flag = "--" + one.name.replace("_", "-")
+        text = documents[one.name].replace("%", "%%") + f" Default: {one.default}."
+        kind: dict[str, Any] = {"type": _reader(one.name, hints[one.name]), "metavar": _metavar(hints[one.name])}
+        if hints[one.name] is bool:
+            kind = {"action": argparse.BooleanOptionalAction}
+        group.add_argument(flag, dest=one.name, default=argparse.SUPPRESS, help=text, **kind)
+
+
+def config_from(args: argparse.Namespace) -> EngineConfig:
+    """The configuration that file and flags ask for.
+
+    Raises:
+        ConfigError: the file cannot be read, or a value does not fit.
+    """
+    flags = {one.name: getattr(args, one.name) for one in fields(EngineConfig) if hasattr(args, one.name)}
+    if args.config is not None:
+        return EngineConfig.from_yaml(args.config, **flags)
+    return EngineConfig.from_mapping(flags, source="flags")
+
+
+def field_documents(cls: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass, on one line."""
+    found: dict[str, str] = {}
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    for statement, after in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
+            found[statement.target.id] = " ".join(str(after.value.value).split()).replace("``", "")
+    return found
+
+
+def _reader(name: str, hint: Any) -> Callable[[str], Any]:
+    kinds = {str(part) for part in getattr(hint, "__args__", (hint,))}
+    is_optional = "<class 'NoneType'>" in kinds
+
+    def read(text: str) -> Any:
+        if is_optional and text.lower() == "none":
+            return None
+        if name == "graphs" and "," in text:
+            return [_number(name, part, int) for part in text.split(",") if part]
+        if "<class 'int'>" in kinds:
+            return _number(name, text, int)
+        if "<class 'float'>" in kinds:
+            return _number(name, text, float)
+        return text
+
+    return read
+
+
+def _number(name: str, text: str, kind: type[int] | type[float]) -> int | float:
+    try:
+        return kind(text)
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"{name} must be {what}, got {text!r}") from None
+
+
+def _metavar(hint: Any) -> str:
+    kinds = [str(part) for part in getattr(hint, "__args__", (hint,))]
+    if all(kind.isidentifier() for kind in kinds):  # the words of a Literal
+        return "|".join(kinds)
+    if any("int" in kind for kind in kinds):
+        return "N"
+    return "X" if any("float" in kind for kind in kinds) else "NAME"
