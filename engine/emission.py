@@ -36,21 +36,24 @@ class OutputEmitter:
         """Fill ``iteration.outputs``; returns requests that end here and still hold a row."""
         stopped: list[Request] = []
         for request in iteration.advanced:
-            if request.stream or request.params.stop:
-                self._guarded(request, self._advance_text)
-                if request.finish_reason is not None and request not in iteration.ended:
+            if request.finish_reason is None and (request.stream or request.params.stop):
+                if self._guarded(request, self._advance_text):
                     stopped.append(request)
-        ended = [*iteration.ended, *stopped]
-        done = set(map(id, ended))
-        for request in iteration.advanced:
-            if request.stream and id(request) not in done:
-                iteration.outputs.append(self._output(request, None))
-        for request in ended:
+                elif request.stream:
+                    self._emit_progress(request, iteration)
+        for request in (*iteration.ended, *stopped):
             iteration.outputs.append(self._last_output(request, iteration.index))
         return stopped
 
-    def _guarded(self, request: Request, work: Callable[[Request], None]) -> None:
-        """A fault in one request's text fails that request alone."""
+    def _emit_progress(self, request: Request, iteration: Iteration) -> None:
+        """An output of what may be shown: text held back for a stop string keeps back its tokens as well."""
+        detokenizer = request.detokenizer
+        shown = len(request.output_ids) if detokenizer is None else detokenizer.num_released_tokens
+        if shown > request.emitted_tokens or len(request.text) > request.emitted_chars:
+            iteration.outputs.append(self._output(request, None, shown))
+
+    def _guarded(self, request: Request, work: Callable[[Request], None]) -> bool:
+        """Whether the request has ended now; a fault in one request's text fails that request alone."""
         try:
             work(request)
         except Exception as error:
@@ -58,6 +61,7 @@ class OutputEmitter:
             request.finish_reason = "error"
             request.stop_reason = f"{type(error).__name__}: {error}"
             request.detokenizer = None
+        return request.finish_reason is not None
 
     def _advance_text(self, request: Request) -> None:
         """Feed new tokens to the detokeniser; a stop string found ends the request at the token that completes it."""
@@ -70,13 +74,18 @@ class OutputEmitter:
             detokenizer.append(token)
             if detokenizer.hit is not None:
                 break
-        if detokenizer.hit is not None and request.finish_reason != "error":
+        self._take_text(request)
+
+    @staticmethod
+    def _take_text(request: Request) -> None:
+        detokenizer = request.detokenizer
+        request.text = detokenizer.text
+        if detokenizer.hit is not None:
             kept = detokenizer.num_tokens
             del request.output_ids[kept:]
             del request.logprobs[kept:]
             request.finish_reason = "stop"
             request.stop_reason = detokenizer.hit.stop
-        request.text = detokenizer.text
 
     def _detokenizer(self, request: Request) -> IncrementalDetokenizer:
         assert self._tokenizer is not None
@@ -105,36 +114,36 @@ class OutputEmitter:
         self._advance_text(request)
         if request.detokenizer.hit is None:
             request.detokenizer.finish()
-        request.text = request.detokenizer.text
+            self._take_text(request)
 
     def _last_output(self, request: Request, iteration: int) -> RequestOutput:
         if request.finish_reason != "error":
             self._guarded(request, self._finish_text)
         request.timings = replace(request.timings, finished_ns=time.perf_counter_ns(), finished_iteration=iteration)
         self._finished(request)
-        return self._output(request, request.finish_reason)
+        return self._output(request, request.finish_reason, len(request.output_ids))
 
-    def _output(self, request: Request, finish_reason: str | None) -> RequestOutput:
-        output = make_output(request, finish_reason)
-        request.emitted_tokens = len(output.token_ids)
+    def _output(self, request: Request, finish_reason: str | None, num_tokens: int) -> RequestOutput:
+        output = make_output(request, finish_reason, num_tokens)
+        request.emitted_tokens = num_tokens
         request.emitted_chars = len(output.text)
         return output
 
 
-def make_output(request: Request, finish_reason: str | None) -> RequestOutput:
-    """The request as a caller sees it; ``new_*`` is what no earlier output held."""
+def make_output(request: Request, finish_reason: str | None, num_tokens: int) -> RequestOutput:
+    """The request as a caller sees it, up to ``num_tokens``; ``new_*`` is what no earlier output held."""
     params = request.params
     prompt_logprobs = tuple(request.prompt_logprobs) if params.prompt_logprobs is not None else None
     return RequestOutput(
         request_id=request.request_id,
         prompt_token_ids=request.prompt_ids,
-        token_ids=tuple(request.output_ids),
+        token_ids=tuple(request.output_ids[:num_tokens]),
         text=request.text,
-        new_token_ids=tuple(request.output_ids[request.emitted_tokens :]),
+        new_token_ids=tuple(request.output_ids[request.emitted_tokens : num_tokens]),
         new_text=request.text[request.emitted_chars :],
         finish_reason=finish_reason,
         stop_reason=request.stop_reason if finish_reason in ("stop", "error") else None,
-        logprobs=tuple(request.logprobs) if params.logprobs is not None else None,
+        logprobs=tuple(request.logprobs[:num_tokens]) if params.logprobs is not None else None,
         prompt_logprobs=prompt_logprobs,
         timings=request.timings,
         num_cached_tokens=request.num_cached_tokens,

@@ -489,7 +489,7 @@ class Engine:
             request.finish_reason = "abort"
             request.state = RequestState.FINISHED
             self._forget(request)
-            outputs.append(make_output(request, "abort"))
+            outputs.append(make_output(request, "abort", len(request.output_ids)))
         self._deliver(outputs)
         self.counters.reset()
         self.failure = None

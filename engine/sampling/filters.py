@@ -161,8 +161,8 @@ def draw(left: Candidates, uniform_N: Tensor, tolerance: float) -> tuple[Tensor,
     """
     reached_NV = left.weights_NV.cumsum(-1)
     total_N1 = reached_NV[:, -1:]
-    # The product may round up to the total when u is just below 1; total - 1 is then the last drawable point.
-    target_N1 = (uniform_N[:, None] * total_N1).to(torch.int64).minimum(total_N1 - 1)
+    # Below the total also for the largest u, 1 - 2**-53: there the product rounds to a whole ulp less.
+    target_N1 = (uniform_N[:, None] * total_N1).to(torch.int64)
     token_N1 = torch.searchsorted(reached_NV, target_N1, right=True).clamp(max=reached_NV.shape[1] - 1)
     upper_N1 = reached_NV.gather(1, token_N1)
     lower_N1 = upper_N1 - left.weights_NV.gather(1, token_N1)
