@@ -48,6 +48,8 @@ class Iteration:
     admitted: list[Request] = field(default_factory=list)
     advanced: list[Request] = field(default_factory=list)
     """Requests that got a token in resolve."""
+    speaking: list[Request] = field(default_factory=list)
+    """Of those, the ones that want text as they go: they stream, or have stop strings."""
     ended: list[Request] = field(default_factory=list)
     """Requests whose end resolve found, or an abort; emit makes their last output."""
     outputs: list[RequestOutput] = field(default_factory=list)
@@ -306,7 +308,14 @@ class Controller:
         if iteration.sampled is not None:
             with self.recorder.wait("samples"):
                 iteration.sampled.wait()
-            commit_results(iteration.sampled, self.table, iteration, self.resolved, self.counters)
+            commit_results(
+                iteration.sampled,
+                self.table,
+                iteration,
+                self.resolved,
+                self.counters,
+                has_aborts=self.queue.has_aborts,
+            )
         self._end_aborted(iteration)
         self._release(iteration)
 

@@ -35,8 +35,8 @@ class OutputEmitter:
     def emit(self, iteration: Iteration) -> list[Request]:
         """Fill ``iteration.outputs``; returns requests that end here and still hold a row."""
         stopped: list[Request] = []
-        for request in iteration.advanced:
-            if request.finish_reason is None and (request.stream or request.params.stop):
+        for request in iteration.speaking:
+            if request.finish_reason is None:
                 if self._guarded(request, self._advance_text):
                     stopped.append(request)
                 elif request.stream:

@@ -36,11 +36,18 @@ def end_of(request: Request, eos_token_ids: tuple[int, ...]) -> tuple[str, int |
 
 
 def commit_results(
-    result: SampleResult, table: RequestTable, iteration: Iteration, resolved: ResolvedConfig, counters: Counters
+    result: SampleResult,
+    table: RequestTable,
+    iteration: Iteration,
+    resolved: ResolvedConfig,
+    counters: Counters,
+    *,
+    has_aborts: bool,
 ) -> None:
     """Give each sampled token to the request it was drawn for, and find those that end.
 
-    Results are tied to generations: a row whose owner has changed since sampling takes nothing.
+    Results are tied to generations: a row whose owner has changed since sampling takes nothing. Rows in plain decode
+    need no more than their token; only the others are looked at closely.
     """
     rows = np.arange(result.first_row, result.first_row + result.num_rows)
     ints = result.buffers.ints[1].numpy()[:, : result.num_rows]
@@ -51,24 +58,45 @@ def commit_results(
     if not owned.all():
         _fail_bad_rows(ints[1], table, rows, result.keys, iteration)
     may_end = _may_end(table, rows, ints[0], resolved.eos_token_ids)
+    close = may_end | table.is_prefill[rows] | table.is_watched[rows]
+    if has_aborts:
+        close[:] = True
+    requests = table.requests[result.first_row : result.first_row + result.num_rows]
+    plain = owned & ~close
+    for i in np.flatnonzero(plain).tolist():
+        request = requests[i]
+        assert request is not None
+        request.output_ids.append(tokens[i])
+        iteration.advanced.append(request)
+    table.num_output[rows[plain]] += 1
+    iteration.new_tokens += int(np.count_nonzero(plain))
     now_ns = time.perf_counter_ns()
-    for i in np.flatnonzero(owned).tolist():
-        request = table.requests[int(rows[i])]
+    for i in np.flatnonzero(owned & close).tolist():
+        request = requests[i]
         assert request is not None
         if request.abort_requested:
             continue  # after an abort no token is given
-        request.output_ids.append(tokens[i])
         table.num_output[rows[i]] += 1
-        iteration.new_tokens += 1
-        iteration.advanced.append(request)
-        if request.state is RequestState.PREFILL:
-            _first_token(request, now_ns, iteration.index)
-        if request.params.logprobs is not None:
-            request.logprobs.append(_logprobs(result, i, tokens[i], request.params.logprobs))
+        _commit_closely(request, result, i, tokens[i], iteration, now_ns)
         if may_end[i]:
             _end(request, resolved.eos_token_ids, iteration)
     _commit_prompts(result)
     table.is_prefill[rows] = False
+
+
+def _commit_closely(
+    request: Request, result: SampleResult, index: int, token: int, iteration: Iteration, now_ns: int
+) -> None:
+    """A token for a row that is new, or whose request wants more than tokens."""
+    request.output_ids.append(token)
+    iteration.new_tokens += 1
+    iteration.advanced.append(request)
+    if request.stream or request.params.stop:
+        iteration.speaking.append(request)
+    if request.state is RequestState.PREFILL:
+        _first_token(request, now_ns, iteration.index)
+    if request.params.logprobs is not None:
+        request.logprobs.append(_logprobs(result, index, token, request.params.logprobs))
 
 
 def _may_end(

@@ -78,6 +78,7 @@ class Runner:
         self._results = (ResultBuffers(device, config.max_requests), ResultBuffers(device, config.max_requests))
         self._next_result = 0
         self._needs: tuple[int, SamplingNeeds] | None = None
+        self._known_ids: tuple[int, Rows, tuple[str, ...]] | None = None
         self.graphs = GraphSet(
             graph_list(config, resolved.max_sequence_length),
             max_blocks=resolved.max_blocks_per_row,
@@ -151,15 +152,23 @@ class Runner:
         plan.half.copied = self.device.compute.record()
         work = self._replay_work(plan, logits) if plan.graph is not None else self._eager_work(plan, logits)
         self._launch(self.device.compute, "forward", work, self.resolved.config.op_sleep_s)
-        requests = [table.requests[row] for row in plan.table_rows.tolist()]
         return PendingForward(
             iteration=self.iteration,
             plan=plan,
             logits=logits,
             table_rows=plan.table_rows.copy(),
             keys=table.key[plan.table_rows].copy(),
-            request_ids=tuple(request.request_id for request in requests if request is not None),
+            request_ids=self._request_ids(table, plan.table_rows),
         )
+
+    def _request_ids(self, table: RequestTable, rows: Rows) -> tuple[str, ...]:
+        """The requests in ``rows``; in steady decode the same tuple step after step."""
+        known = self._known_ids
+        if known is None or known[0] != table.version or not np.array_equal(known[1], rows):
+            requests = [table.requests[row] for row in rows.tolist()]
+            ids = tuple(request.request_id for request in requests if request is not None)
+            known = self._known_ids = (table.version, rows, ids)
+        return known[2]
 
     def _publish(self, plan: Plan) -> None:
         self.step_slab.upload(plan.half)

@@ -16,6 +16,7 @@
         chunk_done   [R]     int32   prompt tokens read by earlier chunks
         ignores_eos  [R]     bool    EOS does not end it
         has_stops    [R]     bool    it has stop ids of its own
+        is_watched   [R]     bool    it streams, has stop strings, or wants log probabilities
 
 The columns are plain numpy: what the device reads is staged in a pinned slab (``engine/staging.py``), so nothing here
 is ever the source of a copy in flight, and phases may change rows freely.
@@ -47,6 +48,7 @@ _COLUMNS: dict[str, tuple[type[np.generic], int]] = {
     "chunk_done": (np.int32, 0),
     "ignores_eos": (np.bool_, 0),
     "has_stops": (np.bool_, 0),
+    "is_watched": (np.bool_, 0),
 }
 """Every one-dimensional column: its type and what a free row holds."""
 
@@ -103,6 +105,7 @@ class RequestTable:
         self.chunk_done: NDArray[np.int32] = _column("chunk_done", max_requests)
         self.ignores_eos: NDArray[np.bool_] = _column("ignores_eos", max_requests)
         self.has_stops: NDArray[np.bool_] = _column("has_stops", max_requests)
+        self.is_watched: NDArray[np.bool_] = _column("is_watched", max_requests)
 
     @property
     def num_active(self) -> int:
@@ -142,6 +145,7 @@ class RequestTable:
         self.is_prefill[row] = True
         self.ignores_eos[row] = request.params.ignore_eos
         self.has_stops[row] = bool(request.params.stop_token_ids)
+        self.is_watched[row] = request.stream or bool(request.params.stop) or request.params.logprobs is not None
         self.block_ids[row, : block_ids.size] = block_ids
         self.block_count[row] = block_ids.size
         self.num_live += 1

@@ -119,7 +119,7 @@ def read_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         for name, key in zip(_NAMED, ("bos", "eos", "unknown", "padding"), strict=True)
         if (index := metadata.get(f"tokenizer.ggml.{key}_token_id")) is not None
     }
-    split = metadata.get("tokenizer.ggml.pre")
+    split = str(metadata.get("tokenizer.ggml.pre"))
     if kind == "llama" or _GGUF_SPLITS.get(split) == _LLAMA3_SPLIT:
         bos = metadata.get("tokenizer.ggml.add_bos_token", True)
         _surround(backend, named, bos=bool(bos), eos=bool(metadata.get("tokenizer.ggml.add_eos_token", False)))

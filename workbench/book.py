@@ -62,7 +62,7 @@ class RequestBook:
                 f"request_id {request_id!r} was used in this session; take another, or reset()", field="request_id"
             )
         if not 0 <= spec.arrival < float("inf"):
-            raise RequestError(f"arrival must be at least 0 on the session's clock, got {spec.arrival}", field="arrival")
+            raise RequestError(f"arrival must be at least 0 on the clock, got {spec.arrival}", field="arrival")
         checked = self._intake.check(
             self._chat_ids(spec.prompt) if spec.chat else spec.prompt,
             spec.params,
@@ -122,7 +122,7 @@ class RequestBook:
             self._outputs[output.request_id] = output
 
     def outputs(self) -> dict[str, RequestOutput]:
-        """Each request that has arrived or ended, in the order of submission: its last output, or what it has so far."""
+        """Each request that has arrived or ended, in order of submission: its last output, or what it has so far."""
         found = {name: self.output(name) for name in self._submissions}
         return {name: output for name, output in found.items() if output is not None}
 

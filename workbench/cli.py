@@ -83,7 +83,8 @@ def _add_serving_flags(parser: argparse.ArgumentParser) -> None:
     from workbench.workloads import known_workloads
 
     parser.add_argument("--model", metavar="MODEL", help=_MODELS)
-    parser.add_argument("--workload", default=DEFAULT_WORKLOAD, help=f"one of {known_workloads()} (default: %(default)s)")
+    kinds = f"one of {known_workloads()} (default: %(default)s)"
+    parser.add_argument("--workload", metavar="WORKLOAD", default=DEFAULT_WORKLOAD, help=kinds)
     parser.add_argument("--clock", help="virtual, iterations or wall (default: what the workload counts)")
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else on stdout")
     parser.add_argument("--report", metavar="FILE.html", help="also write the report with its timeline")
@@ -96,9 +97,7 @@ def _add_run(commands: Any) -> None:
 
 
 def _add_compare(commands: Any) -> None:
-    parser = _command(
-        commands, "compare", _compare, help="serve a workload in several modes", epilog=_COMPARE_EXAMPLES
-    )
+    parser = _command(commands, "compare", _compare, help="serve a workload in several modes", epilog=_COMPARE_EXAMPLES)
     _add_serving_flags(parser)
     parser.add_argument(
         "--legs",

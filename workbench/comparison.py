@@ -1,4 +1,4 @@
-"""The same workload through several legs, one engine at a time on shared weights: are the tokens equal, what differs?"""
+"""The same workload through several legs, one engine at a time on shared weights: equal tokens? what differs?"""
 
 from __future__ import annotations
 
@@ -134,14 +134,15 @@ def compare(
         repeats: Measured runs a leg.
         warmup: Runs before them whose times are thrown away; their outputs are not compared.
         on_run: Told each measured run as it begins.
-        engine_options: Fields of the configuration, for all legs.
+        **engine_options: Fields of the configuration, for all legs.
 
     Raises:
         WorkloadError: a leg is unknown, two share a name, or there are none.
     """
     chosen = [_leg(leg) for leg in legs]
     if not chosen or len({leg.name for leg in chosen}) != len(chosen):
-        raise WorkloadError(f"legs must be at least one, each with a name of its own; got {[leg.name for leg in chosen]}")
+        names = ", ".join(leg.name for leg in chosen) or "none"
+        raise WorkloadError(f"legs must be at least one, each with a name of its own; got {names}")
     if repeats < 1 or warmup < 0:
         raise WorkloadError(f"repeats must be at least 1 and warmup at least 0, got {repeats} and {warmup}")
     config = session_config(config, None, engine_options)

@@ -1,10 +1,10 @@
-"""The main job: a real model serves sixteen prompts in both modes, and what asynchronous scheduling changed is shown."""
+"""The main job: a real model serves sixteen prompts in both modes, and what that changed is shown."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -176,8 +176,10 @@ def _least_sure(outputs: Sequence[RequestOutput]) -> list[str]:
     if not found:
         return []
     logprob, request_id, position = min(found)
-    return [f"least likely of the {len(found)} tokens with log-probabilities: number {position} of {request_id}, "
-            f"p = {math.exp(logprob):.3f}"]
+    return [
+        f"least likely of the {len(found)} tokens with log-probabilities: number {position} of {request_id}, "
+        f"p = {math.exp(logprob):.3f}"
+    ]
 
 
 def _table_lines(comparison: Comparison) -> list[str]:
@@ -204,20 +206,19 @@ def _order_lines(comparison: Comparison) -> list[str]:
 
 
 def _orders_of(run: Run) -> list[str]:
-    return [
-        f"{run.name}: {order.order} {order.count} x ({', '.join(f'{why} {count}' for why, count in order.reasons.items())})"
-        for order in run.summary.orders
-    ]
+    return [f"{run.name}: {order.order} {order.count} x ({_counts(order.reasons)})" for order in run.summary.orders]
 
 
 def _forwards_of(run: Run) -> list[str]:
     graphs, wasted = run.summary.graphs, run.summary.wasted_rows
-    misses = ", ".join(f"{why} {count}" for why, count in graphs.misses.items()) or "none"
-    causes = ", ".join(f"{cause} {count}" for cause, count in wasted.by_cause.items()) or "none"
     return [
         f"{run.name}: {graphs.hits} forwards ran in captured sizes with {graphs.padding_tokens} padding tokens; "
-        f"misses: {misses}; wasted rows: {causes}"
+        f"misses: {_counts(graphs.misses)}; wasted rows: {_counts(wasted.by_cause)}"
     ]
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
 
 
 def _verdict_line(comparison: Comparison) -> str:

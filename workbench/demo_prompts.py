@@ -11,9 +11,9 @@ _NOTICE = (
     "should ring at the south entrance, where a colleague will let them in and take them up in the goods lift."
 )
 _RECIPE = (
-    "I have half a cabbage, two carrots, an onion, a tin of white beans, some stale bread and a little cheese. There is "
-    "oil, salt, pepper and paprika in the cupboard, and the oven works, but I own only one pot. What could I cook for "
-    "two people this evening?"
+    "I have half a cabbage, two carrots, an onion, a tin of white beans, some stale bread and a little cheese. There "
+    "is oil, salt, pepper and paprika in the cupboard, and the oven works, but I own only one pot. What could I cook "
+    "for two people this evening?"
 )
 
 
@@ -32,18 +32,18 @@ _ASKED: tuple[tuple[float, str, SamplingParams, bool], ...] = (
     (0, "Name three uses for an old newspaper.", _drawn(32, 11), False),
     (0, "What is a prime number?", _greedy(28, logprobs=3), False),
     (0, _RECIPE, _drawn(36, 12, top_k=40), False),
-    (2, "Write the first two lines of a poem about rain on a tin roof.", _drawn(30, 13, temperature=1.0), True),
-    (4, "Which planet has the most moons?", _greedy(24, stop=[". ", ".\n"], include_stop_str_in_output=True), False),
-    (6, "Hi!", _greedy(20), False),
+    (0, "Write the first two lines of a poem about rain on a tin roof.", _drawn(30, 13, temperature=1.0), True),
+    (0, "Which planet has the most moons?", _greedy(24, stop=[". ", ".\n"], include_stop_str_in_output=True), False),
+    (8, "Hi!", _greedy(20), False),
     (8, _NOTICE, _greedy(40), False),
-    (10, "Give me a name for a grey cat, and one reason.", _drawn(24, 14, logprobs=2), False),
-    (12, "How does a bicycle stay upright?", _greedy(32, stop="\n\n"), False),
-    (14, "List the days of the week, separated by commas.", _greedy(24, stop=["Thursday"]), False),
-    (17, "Translate into French: Where is the station?", _drawn(20, 15, temperature=0.6), False),
-    (20, "Suggest a title for a story about a lost umbrella.", _drawn(20, 16, min_p=0.05), True),
-    (23, "Is it safe to look at the sun through a telescope? Answer briefly.", _greedy(24, logprobs=1), False),
-    (26, "Count from one to ten in words.", _greedy(28, repetition_penalty=1.05), False),
-    (30, "Say goodbye in a cheerful way.", _drawn(20, 17, frequency_penalty=0.4), False),
+    (8, "Give me a name for a grey cat, and one reason.", _drawn(24, 14, logprobs=2), False),
+    (16, "How does a bicycle stay upright?", _greedy(32, stop="\n\n"), False),
+    (16, "List the days of the week, separated by commas.", _greedy(24, stop=["Thursday"]), False),
+    (16, "Translate into French: Where is the station?", _drawn(20, 15, temperature=0.6), False),
+    (26, "Suggest a title for a story about a lost umbrella.", _drawn(20, 16, min_p=0.05), True),
+    (26, "Is it safe to look at the sun through a telescope? Answer briefly.", _greedy(24, logprobs=1), False),
+    (34, "Count from one to ten in words.", _greedy(28, repetition_penalty=1.05), False),
+    (34, "Say goodbye in a cheerful way.", _drawn(20, 17, frequency_penalty=0.4), False),
 )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tracing.records import PHASE_COLOURS, Category
 
 if TYPE_CHECKING:
-    from workbench.snapshot import BlocksView, QueuedView, RowView, Snapshot
+    from workbench.snapshot import BlocksView, PendingView, QueuedView, RowView, Snapshot
 
 Cells = Sequence[Sequence[str]]
 
@@ -28,7 +28,9 @@ def snapshot_text(snapshot: Snapshot) -> str:
     ]
     if snapshot.phases:
         lines.append("order   " + " → ".join(_marked_phases(snapshot)))
-    lines.append("pending " + _pending_text(snapshot))
+    lines.append("pending " + _forward_text(snapshot.pending))
+    if snapshot.consumed is not None:
+        lines.append("sampled " + _forward_text(snapshot.consumed))
     lines.append("blocks  " + _blocks_text(snapshot.blocks))
     if snapshot.rows:
         lines += ["", *_text_table(_ROW_HEAD, map(_row_cells, snapshot.rows))]
@@ -45,7 +47,8 @@ def snapshot_html(snapshot: Snapshot) -> str:
         f"<div style='opacity:.75'>{escape(snapshot.model)} · {escape(_mode_text(snapshot))} · "
         f"{escape(snapshot.device)} · clock {escape(snapshot.clock)}</div>",
         _phase_strip(snapshot),
-        f"<div>pending forward: {escape(_pending_text(snapshot))}</div>",
+        f"<div>pending forward: {escape(_forward_text(snapshot.pending))}</div>",
+        f"<div>sampled forward: {escape(_forward_text(snapshot.consumed))}</div>" if snapshot.consumed else "",
         _block_map(snapshot),
     ]
     if snapshot.rows:
@@ -67,14 +70,13 @@ def _marked_phases(snapshot: Snapshot) -> list[str]:
     return [f"[{phase}]" if phase == snapshot.phase else phase for phase in snapshot.phases]
 
 
-def _pending_text(snapshot: Snapshot) -> str:
-    pending = snapshot.pending
-    if pending is None:
+def _forward_text(forward: PendingView | None) -> str:
+    if forward is None:
         return "none"
-    rows = f"{pending.num_prefill} prefill and {pending.num_decode} decode rows, {pending.num_tokens} tokens"
-    padding = f", {pending.padding_tokens} padding" if pending.padding_tokens else ""
-    dropped = f", {pending.table_rows.count(-1)} rows wasted" if -1 in pending.table_rows else ""
-    return f"of iteration {pending.iteration}: {rows}{padding}{dropped}, {pending.ran_as}"
+    rows = f"{forward.num_prefill} prefill and {forward.num_decode} decode rows, {forward.num_tokens} tokens"
+    padding = f", {forward.padding_tokens} padding" if forward.padding_tokens else ""
+    dropped = f", {forward.table_rows.count(-1)} rows wasted" if -1 in forward.table_rows else ""
+    return f"of iteration {forward.iteration}: {rows}{padding}{dropped}, {forward.ran_as}"
 
 
 def _blocks_text(blocks: BlocksView) -> str:

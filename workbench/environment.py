@@ -37,7 +37,7 @@ def commit() -> str | None:
     """The checkout's commit, ``-dirty`` where files differ from it; None outside a checkout."""
     try:
         found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],  # noqa: S607
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -52,7 +52,7 @@ class Session:
         policy: May refuse overlap where it is legal.
         recorder: The instrument; None makes one that is on.
         progress: Show a bar while graphs are captured.
-        engine_options: Fields of :class:`engine.config.EngineConfig`; they win over ``config``.
+        **engine_options: Fields of :class:`engine.config.EngineConfig`; they win over ``config``.
 
     Raises:
         CheckpointError: the model cannot be loaded; for ``smollm2`` the message holds the command that installs it.
@@ -103,11 +103,12 @@ class Session:
 
         Args:
             prompt: Text or token ids, or a list of such prompts.
-            params: How to sample; ``sampling`` gives or changes its fields, such as ``max_tokens=64``.
+            params: How to sample; None: 16 tokens at temperature 1.
             arrival: When it arrives on the session's clock; None: now.
             chat: The prompt is what a user says; the model's chat template is put around it.
             stream: Make text at every token, so that it can be read while it grows.
             request_id: A name that was not used in this session; None makes one.
+            **sampling: Fields of :class:`~engine.request.SamplingParams`, laid over ``params``.
 
         Returns:
             The request's id; for a list of prompts a list of ids.
@@ -140,8 +141,8 @@ class Session:
         if not workload.is_closed and workload.unit != self.clock.unit:
             fitting = "iterations" if workload.unit == "iterations" else "virtual"
             raise SessionError(
-                f"workload {workload.name} counts arrivals in {workload.unit} and the session's {self.clock.name} clock "
-                f"in {self.clock.unit}; use clock={fitting!r}"
+                f"workload {workload.name} counts arrivals in {workload.unit}, the session's {self.clock.name} clock "
+                f"counts {self.clock.unit}; use clock={fitting!r}"
             )
         start = self.clock.now()
         return self._submit([Wish(spec=spec.after(start)) for spec in workload.requests])
@@ -309,7 +310,7 @@ class Session:
 
     @property
     def outputs(self) -> dict[str, RequestOutput]:
-        """Each request that has arrived or ended, in the order of submission: its last output, or what it has so far."""
+        """Each request that has arrived or ended, in order of submission: its last output, or what it has so far."""
         return self._book.outputs()
 
     def text(self, request_id: str) -> str:

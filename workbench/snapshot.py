@@ -8,8 +8,10 @@ from typing import Any
 
 from engine.admission import refusal
 from engine.engine import Engine
+from engine.phases import Order
 from engine.policy import overlap_refusal
 from engine.request import Request, RequestState
+from engine.results import PendingForward
 from tracing.records import Span
 from workbench.arrivals import Submission
 from workbench.clock import Clock
@@ -62,7 +64,7 @@ class RowView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingView:
-    """The forward that is launched and not sampled."""
+    """A launched forward."""
 
     iteration: int
     """The iteration that launched it."""
@@ -128,6 +130,8 @@ class Snapshot:
     """Live and free ones."""
     blocks: BlocksView
     pending: PendingView | None
+    consumed: PendingView | None
+    """The forward that the iteration in hand has sampled; its tokens are on their way, or known after resolve."""
     spans: tuple[Span, ...]
     """Of the iteration in hand, or else of the last one."""
     counters: dict[str, Any]
@@ -182,7 +186,8 @@ def take_snapshot(engine: Engine, clock: Clock, coming: Sequence[Submission]) ->
         rows=tuple(row_view(engine, row) for row in range(engine.table.num_live)),
         num_rows=engine.table.max_requests,
         blocks=_blocks_view(engine),
-        pending=_pending_view(engine),
+        pending=_pending_view(engine, engine.pending),
+        consumed=_pending_view(engine, current.consumed if current is not None else None),
         spans=spans,
         counters=engine.counters.to_dict(),
         failure=_failure_text(engine),
@@ -268,13 +273,10 @@ def _blocks_view(engine: Engine) -> BlocksView:
             row = request.row
             for block in engine.table.block_ids[row, : engine.table.block_count[row]].tolist():
                 holders[block] = request.request_id
-    return BlocksView(
-        block_size=engine.config.block_size, num_blocks=engine.pool.num_blocks, holders=tuple(holders)
-    )
+    return BlocksView(block_size=engine.config.block_size, num_blocks=engine.pool.num_blocks, holders=tuple(holders))
 
 
-def _pending_view(engine: Engine) -> PendingView | None:
-    pending = engine.pending
+def _pending_view(engine: Engine, pending: PendingForward | None) -> PendingView | None:
     if pending is None:
         return None
     plan, dims = pending.plan, pending.dims
@@ -296,8 +298,6 @@ def _pending_view(engine: Engine) -> PendingView | None:
 
 def _order_of(engine: Engine) -> tuple[str | None, str | None, tuple[str, ...]]:
     """Order, reason and phases of the iteration in hand or the last one."""
-    from engine.phases import Order
-
     current = engine.in_hand
     if current is not None:
         return current.order.label, current.reason.value, tuple(phase.value for phase in current.order.phases)

@@ -198,7 +198,10 @@ def _params(options: WorkloadOptions, output: int, seed: int) -> SamplingParams:
 
 
 def _file(options: WorkloadOptions) -> Workload:
-    """One JSON object a line: ``prompt`` (text) or ``prompt_ids``; ``params``, ``arrival``, ``chat`` may be left out."""
+    """One JSON object a line: ``prompt`` (text) or ``prompt_ids``; ``params``, ``arrival`` and ``chat`` if wanted.
+
+    A line ``{"unit": "s"}`` says that arrivals are seconds; without one they are iteration numbers.
+    """
     path = Path(options.values[""]).expanduser()
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

@@ -46,7 +46,7 @@ class LoadedModel:
     config: Mapping[str, Any]
     """Parsed ``config.json``, or the same keys made from other sources."""
     buckets: dict[Hashable, Callable[..., Tensor]] = field(default_factory=dict, repr=False, compare=False)
-    """Forwards traced on the CPU devices, by shape; engines on the same weights share them. Void once weights change."""
+    """Forwards traced on the CPU devices, by shape; engines on the same weights share them. Void if weights change."""
 
 
 class LoadOptions(TypedDict):
