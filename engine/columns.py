@@ -27,6 +27,7 @@ from torch import Tensor
 from engine.device import Device
 from engine.request import GREEDY_TEMPERATURE, Request, SamplingParams
 from engine.sampling.base import SamplingNeeds, SamplingRows
+from engine.sampling.rng import to_int64
 
 LAST_TOKEN, POSITION, SEED, TOP_K, MIN_TOKENS = range(5)
 TEMPERATURE, TOP_P, MIN_P, PRESENCE, FREQUENCY, REPETITION = range(6)
@@ -37,7 +38,7 @@ def row_ints(request: Request) -> tuple[int, ...]:
     """A new row's ``ints``; the random stream goes on where the request's output stands."""
     params = request.params
     top_k = 0 if params.top_k < 0 else params.top_k
-    return (0, len(request.output_ids), _signed(request.seed), top_k, params.min_tokens)
+    return (0, len(request.output_ids), to_int64(request.seed), top_k, params.min_tokens)
 
 
 def row_floats(params: SamplingParams) -> tuple[float, ...]:
@@ -51,12 +52,6 @@ def row_floats(params: SamplingParams) -> tuple[float, ...]:
         params.frequency_penalty,
         params.repetition_penalty,
     )
-
-
-def _signed(seed: int) -> int:
-    """The int64 with the same 64 bits."""
-    seed &= (1 << 64) - 1
-    return seed - (1 << 64) if seed >= 1 << 63 else seed
 
 
 @dataclass(slots=True)

@@ -115,6 +115,8 @@ class Controller:
         self.next_index = 0
         self.unemitted: list[Request] = []
         """Ended requests whose last output an earlier iteration could not make: a primer has no emit."""
+        self.undelivered: list[RequestOutput] = []
+        """Outputs that a failed iteration made and could not hand out; the next emit does."""
         self._phases = {
             Phase.ADMIT: self._admit,
             Phase.PREPARE: self._prepare,
@@ -324,9 +326,8 @@ class Controller:
         if not self.queue.has_aborts:
             return
         for request in self.queue.take_aborted():
-            if request.finish_reason is None:
+            if request.finish_reason is None:  # else it ended on its own meanwhile, and ends only once (I43)
                 request.finish_reason = "abort"
-            if request not in iteration.ended:
                 iteration.ended.append(request)
 
     def _release(self, iteration: Iteration) -> None:
@@ -372,7 +373,8 @@ class Controller:
     def _emit(self, iteration: Iteration) -> None:
         """Host work that overlap hides. A stop string found here ends its row at once, behind what is launched."""
         iteration.ended = [*self.unemitted, *iteration.ended]
-        self.unemitted = []
+        iteration.outputs.extend(self.undelivered)
+        self.unemitted, self.undelivered = [], []
         stopped = self.emitter.emit(iteration)
         if stopped:
             iteration.ended.extend(stopped)
@@ -381,9 +383,11 @@ class Controller:
     # -- recovery --------------------------------------------------------------------------------------------------
 
     def drop_pending(self) -> None:
-        """Forget the pending forward and the iteration in hand; for reset and recovery (I59)."""
+        """Forget the pending forward and the iteration in hand, but not what it owes callers (I59, I43)."""
         if self.current is not None:
-            self.unemitted.extend(request for request in self.current.ended if request not in self.unemitted)
+            owing = (request for request in self.current.ended if request.timings.finished_ns is None)
+            self.unemitted.extend(request for request in owing if request not in self.unemitted)
+            self.undelivered.extend(self.current.outputs)
         self.pending = None
         self.current = None
 

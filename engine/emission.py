@@ -43,6 +43,7 @@ class OutputEmitter:
                     self._emit_progress(request, iteration)
         for request in (*iteration.ended, *stopped):
             iteration.outputs.append(self._last_output(request, iteration.index))
+            self._finished(request)
         return stopped
 
     def _emit_progress(self, request: Request, iteration: Iteration) -> None:
@@ -120,7 +121,6 @@ class OutputEmitter:
         if request.finish_reason != "error":
             self._guarded(request, self._finish_text)
         request.timings = replace(request.timings, finished_ns=time.perf_counter_ns(), finished_iteration=iteration)
-        self._finished(request)
         return self._output(request, request.finish_reason, len(request.output_ids))
 
     def _output(self, request: Request, finish_reason: str | None, num_tokens: int) -> RequestOutput:

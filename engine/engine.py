@@ -191,10 +191,11 @@ class Engine:
         """End a request; takes effect at the next admit or resolve, and no token is given after this call.
 
         Returns:
-            Whether such a request was live. Its last output, with finish reason "abort", comes from a later step.
+            Whether such a request was live and had not ended. Its last output, with finish reason "abort", comes from
+            a later step.
         """
         request = self._live.get(request_id)
-        if request is None or request.abort_requested:
+        if request is None or request.abort_requested or request.finish_reason is not None:
             return False
         self.queue.abort(request)
         return True
@@ -220,7 +221,8 @@ class Engine:
 
     def has_unfinished(self) -> bool:
         """Whether some request still owes its last output."""
-        return bool(self._live) or bool(self.controller.unemitted) or self._in_hand is not None
+        owed = self.controller.unemitted or self.controller.undelivered
+        return bool(self._live) or bool(owed) or self._in_hand is not None
 
     def step(self) -> list[RequestOutput]:
         """Run one iteration, or finish the one in hand; returns its outputs, none when there is nothing to do.
@@ -369,10 +371,10 @@ class Engine:
             RequestError: at the call, not at the first output.
         """
         request_id = self.add_request(prompt, params, stream=True)
-        return self._stream(request_id)
+        return self._stream(request_id, self._mailbox([request_id]))
 
-    def _stream(self, request_id: str) -> Iterator[RequestOutput]:
-        with self._mailbox([request_id]) as boxes:
+    def _stream(self, request_id: str, mailbox: _Mailboxes) -> Iterator[RequestOutput]:
+        with mailbox as boxes:
             while True:
                 while boxes[request_id]:
                     output = boxes[request_id].popleft()
@@ -384,10 +386,10 @@ class Engine:
     def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
         """:meth:`stream` for an event loop: several may run at once, and others get a turn after each step."""
         request_id = self.add_request(prompt, params, stream=True)
-        return self._astream(request_id)
+        return self._astream(request_id, self._mailbox([request_id]))
 
-    async def _astream(self, request_id: str) -> AsyncIterator[RequestOutput]:
-        with self._mailbox([request_id]) as boxes:
+    async def _astream(self, request_id: str, mailbox: _Mailboxes) -> AsyncIterator[RequestOutput]:
+        with mailbox as boxes:
             while True:
                 while boxes[request_id]:
                     output = boxes[request_id].popleft()
@@ -449,17 +451,19 @@ class Engine:
         """
         self._quiesce()
         self.controller.drop_pending()
-        rows = sorted(self.table.live_requests(), key=lambda request: request.key)
         self.table.reset()
         self.pool.reset()
+        waiting = set(self.queue.waiting)
         back = []
-        for request in rows:
+        for request in sorted(self._live.values(), key=lambda request: request.key):
+            if request in waiting:
+                continue
             if request.finish_reason is None and (end := end_of(request, self.resolved.eos_token_ids)) is not None:
                 request.finish_reason, request.stop_reason = end
             if request.finish_reason is not None:
                 if request.state is not RequestState.FINISHED:
                     request.move_to(RequestState.FINISHED)
-                if request not in self.controller.unemitted and self._live.get(request.request_id) is request:
+                if request not in self.controller.unemitted:
                     self.controller.unemitted.append(request)
                 continue
             if request.state is not RequestState.WAITING:
@@ -472,10 +476,8 @@ class Engine:
         """Drop everything: the iteration in hand, the pending forward, every request, all counters.
 
         Returns:
-            The last output of each live request, finish reason "abort".
+            The last output of each live request, finish reason "abort"; before them what a failed iteration had made.
         """
-        if self._in_hand is not None:
-            self.recorder.abandon_iteration()
         self._quiesce()
         self.controller.drop_pending()
         self.controller.unemitted.clear()
@@ -484,7 +486,7 @@ class Engine:
         self.queue.clear()
         self.table.reset()
         self.pool.reset()
-        outputs = []
+        outputs, self.controller.undelivered = self.controller.undelivered, []
         for request in list(self._live.values()):
             request.finish_reason = "abort"
             request.state = RequestState.FINISHED
@@ -496,8 +498,9 @@ class Engine:
         return outputs
 
     def _quiesce(self) -> None:
-        """Let launched work end, whatever it does, and clear a device error."""
+        """Let launched work end, whatever it does, clear a device error, and let go of the iteration in hand."""
         self._in_hand = self._border = None
+        self.recorder.abandon_iteration()
         try:
             self.device.synchronize()
         except DeviceError:
@@ -523,7 +526,10 @@ class Engine:
 
 
 class _Mailboxes:
-    """Collects the outputs of some requests while others step the engine too; aborts those left unfinished."""
+    """Collects the outputs of some requests while others step the engine too; aborts those left unfinished.
+
+    It collects from its construction on: others may serve the request to its end before anyone looks.
+    """
 
     def __init__(self, engine: Engine, request_ids: Sequence[str]) -> None:
         self._engine = engine
@@ -536,10 +542,18 @@ class _Mailboxes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for request_id in self._boxes:
-            del self._engine._mailboxes[request_id]
-            if kind is not None:
-                self._engine.abort(request_id)
+        self._close(abort=kind is not None)
+
+    def __del__(self) -> None:
+        self._close(abort=True)  # a stream nobody ever read from
+
+    def _close(self, *, abort: bool) -> None:
+        while self._boxes:
+            request_id, box = self._boxes.popitem()
+            if self._engine._mailboxes.get(request_id) is box:
+                del self._engine._mailboxes[request_id]
+                if abort:
+                    self._engine.abort(request_id)
 
 
 def _empty(boxes: dict[str, deque[RequestOutput]]) -> Iterator[RequestOutput]:

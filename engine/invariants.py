@@ -124,6 +124,10 @@ def _check_owner(engine: Engine, row: int) -> None:
         "is_prefill": (bool(table.is_prefill[row]), request.state is RequestState.PREFILL),
         "ignores_eos": (bool(table.ignores_eos[row]), params.ignore_eos),
         "has_stops": (bool(table.has_stops[row]), bool(params.stop_token_ids)),
+        "is_watched": (
+            bool(table.is_watched[row]),
+            request.stream or bool(params.stop) or params.logprobs is not None,
+        ),
     }
     for name, (held, wanted) in found.items():
         require(held == wanted, "I11", "row {}: {} is {}, its request has {}", row, name, held, wanted)
@@ -318,10 +322,9 @@ def check_results(engine: Engine, border: Border) -> None:
         _check_resolved(engine, iteration)
     if border.phase is Phase.EMIT:
         finished = [output.request_id for output in iteration.outputs if output.finished]
-        ids = [output.request_id for output in iteration.outputs]
-        require(len(set(ids)) == len(ids), "I43", "two outputs of one request in one iteration: {}", ids)
+        require(len(set(finished)) == len(finished), "I43", "two last outputs of one request: {}", finished)
         ended = {request.key for request in iteration.ended}
-        require(len(finished) == len(ended), "I43", "{} requests ended, {} last outputs", len(ended), len(finished))
+        require(len(finished) >= len(ended), "I43", "{} requests ended, {} last outputs", len(ended), len(finished))
         left = [request.request_id for request in iteration.ended if engine._live.get(request.request_id) is request]
         require(not left, "I43", "ended requests are still live: {}", left)
 

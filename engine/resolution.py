@@ -88,6 +88,8 @@ def _commit_closely(
     request: Request, result: SampleResult, index: int, token: int, iteration: Iteration, now_ns: int
 ) -> None:
     """A token for a row that is new, or whose request wants more than tokens."""
+    wanted = request.params.logprobs
+    row = None if wanted is None else _logprobs(result, index, token, wanted)  # may fail: first
     request.output_ids.append(token)
     iteration.new_tokens += 1
     iteration.advanced.append(request)
@@ -95,8 +97,8 @@ def _commit_closely(
         iteration.speaking.append(request)
     if request.state is RequestState.PREFILL:
         _first_token(request, now_ns, iteration.index)
-    if request.params.logprobs is not None:
-        request.logprobs.append(_logprobs(result, index, token, request.params.logprobs))
+    if row is not None:
+        request.logprobs.append(row)
 
 
 def _may_end(

@@ -26,7 +26,14 @@ TINY: dict[str, Any] = {
 
 
 def write_checkpoint(
-    folder: Path, architecture: str, *, seed: int = 0, old_keys: bool = False, shards: bool = False, **changes: Any
+    folder: Path,
+    architecture: str,
+    *,
+    seed: int = 0,
+    old_keys: bool = False,
+    shards: bool = False,
+    edits: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> Path:
     """Save a random ``architecture`` with ``TINY`` sizes and ``changes`` into ``folder``.
 
@@ -36,6 +43,7 @@ def write_checkpoint(
         seed: Of the weights.
         old_keys: Rewrite ``config.json`` in the key style of transformers 4.
         shards: Split the weights over several files with an index.
+        edits: Changes to the saved file, see :func:`edit_config`: transformers settles some keys when it saves.
         changes: Config keys that differ from ``TINY``.
     """
     import transformers
@@ -48,7 +56,7 @@ def write_checkpoint(
     model.save_pretrained(folder, max_shard_size="50KB" if shards else "1GB")
     if old_keys:
         rewrite_config_in_old_keys(folder / "config.json")
-    return folder
+    return edit_config(folder, **(edits or {}))
 
 
 @torch.no_grad()

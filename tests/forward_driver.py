@@ -95,7 +95,7 @@ class ForwardDriver:
         )
 
     def _packed(self, rows: Sequence[Part | None], shape: BatchShape, every: bool) -> ForwardBatch:
-        dummy_slot = self.num_blocks * self.block_size
+        dummy_slot = (self.num_blocks + 1) * self.block_size - 1  # not where padding rows look: that stays NaN
         ids, positions, row_of, slots, starts, lengths, kv_lens, wanted = ([] for _ in range(8))
         table = torch.full((shape.num_rows, shape.num_kv_blocks), self.num_blocks)
         for number, part in enumerate(rows):
@@ -110,7 +110,10 @@ class ForwardDriver:
                 ids += part.text.tokens[part.text.cached : part.end]
                 wanted += range(len(ids) - count, len(ids)) if every else [len(ids) - 1]
             positions += places
-            slots += [blocks[p // self.block_size] * self.block_size + p % self.block_size for p in places]
+            slots += [
+                dummy_slot if part is None else blocks[p // self.block_size] * self.block_size + p % self.block_size
+                for p in places
+            ]
             row_of += [number] * count
             lengths.append(count)
             kv_lens.append(1 if part is None else part.end)

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -252,7 +253,7 @@ def expected_prompt_logprobs(prompt: Sequence[int], count: int, nan_every: int =
 def oracle_engine(
     *,
     nan_every: int = 0,
-    tokenizer: PieceTokenizer | None = None,
+    has_text: bool = False,
     device_object: Device | None = None,
     policy: OrderPolicy = prefer_overlap,
     **options: Any,
@@ -267,16 +268,26 @@ def oracle_engine(
         "max_sequence_length": 100,
         "debug_invariants": True,
     }
-    loaded = LoadedModel(
+    return Engine(
+        loaded_oracle(nan_every, has_text=has_text),
+        EngineConfig(**{**config, **options}),
+        device=device_object,
+        policy=policy,
+    )
+
+
+@cache
+def loaded_oracle(nan_every: int = 0, *, has_text: bool = False) -> LoadedModel:
+    """One model for all engines of a kind, so that they share their traced buckets."""
+    return LoadedModel(
         model=FaultyOracle(nan_every, device=torch.device("cpu")),
-        tokenizer=tokenizer,  # type: ignore[arg-type]
+        tokenizer=PieceTokenizer() if has_text else None,  # type: ignore[arg-type]
         name="oracle",
         eos_token_ids=(EOS,),
         vocab_size=VOCAB,
         architecture="Oracle",
         config={},
     )
-    return Engine(loaded, EngineConfig(**{**config, **options}), device=device_object, policy=policy)
 
 
 # -- the world ---------------------------------------------------------------------------------------------------------

@@ -24,9 +24,9 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Last run over first; None with one run, without samples, or over zero."""
+        """Last run over first; None for shares, with one run, without samples, or over zero."""
         first, last = self.values[0], self.values[-1]
-        if len(self.values) < 2 or first is None or last is None or first == 0:
+        if self.unit == "%" or len(self.values) < 2 or first is None or last is None or first == 0:
             return None
         return last / first
 

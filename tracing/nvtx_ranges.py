@@ -1,7 +1,8 @@
 """NVTX ranges for Nsight Systems, through the ``nvtx`` package, or nothing at all.
 
 Event attributes are built once a name and pushed by the package's own C functions: about 45 ns a range
-with no tool attached, against 1400 ns for ``nvtx.push_range("name", ...)`` in the pinned 0.2.11.
+with no tool attached, against 450 ns for ``nvtx.push_range("name", ...)`` in the pinned 0.2.11, which also keeps
+every payload it has seen in a cache without bound.
 ``torch.cuda.nvtx`` is never used: it raises on CPU builds of torch.
 """
 

@@ -283,13 +283,17 @@ class Recorder:
         if self.enabled:
             self._moment(name, _COUNTER, value)
 
-    def spans(self) -> list[Span]:
-        """The newest spans, sorted by start.
+    def spans(self, newest: int | None = None) -> list[Span]:
+        """The spans kept, sorted by start.
 
         Device work whose times are not known yet is left out and comes with a later call.
+
+        Args:
+            newest: Only the last so many that were recorded, so that a look at a long trace costs little.
         """
         self._read_finished()
-        kept = range(max(0, self._count - self._capacity), self._count)
+        first = max(0, self._count - self._capacity)
+        kept = range(first if newest is None else max(first, self._count - newest), self._count)
         unread = set(self._unread)
         spans = [self._span(number % self._capacity) for number in kept if number not in unread]
         # Outer spans first where starts are equal: they end later and lie less deep.

@@ -13,6 +13,7 @@ from typing import Any
 from engine.errors import EngineError
 from workbench.options import OneLineParser, UsageError, add_config_flags, config_from
 
+Command = Callable[[argparse.Namespace], int]
 DEFAULT_WORKLOAD = "fixed:requests=16,input=64,output=32"
 _MODELS = "a folder, a GGUF file, smollm2, shape:NAME or oracle (default: smollm2)"
 _EXAMPLES = """\
@@ -43,8 +44,13 @@ exit status: 0 if outputs agree (equal, or apart by rounding alone), 1 if they a
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status."""
     try:
-        args = _parser().parse_args(argv)
-        command: Callable[[argparse.Namespace], int] = args.command
+        args, rest = _parser().parse_known_args(argv)
+        command: Command = args.command
+        if rest and command is not _lab:
+            raise UsageError(
+                f"unrecognized arguments: {' '.join(rest)}; workbench {args.name} --help shows what it takes"
+            )
+        args.rest = rest
         return command(args)
     except (EngineError, UsageError) as error:
         print("workbench: error: " + " ".join(str(error).split()), file=sys.stderr)
@@ -71,11 +77,11 @@ def _parser() -> OneLineParser:
     return parser
 
 
-def _command(commands: Any, name: str, function: Callable[[argparse.Namespace], int], **text: Any) -> OneLineParser:
+def _command(commands: Any, name: str, function: Command, **text: Any) -> OneLineParser:
     parser: OneLineParser = commands.add_parser(
         name, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **text
     )
-    parser.set_defaults(command=function)
+    parser.set_defaults(command=function, name=name)
     return parser
 
 
@@ -125,8 +131,13 @@ def _add_demo(commands: Any) -> None:
 
 
 def _add_lab(commands: Any) -> None:
-    parser = _command(commands, "lab", _lab, help="open the notebooks in JupyterLab")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed on to jupyter lab")
+    _command(
+        commands,
+        "lab",
+        _lab,
+        help="open the notebooks in JupyterLab",
+        epilog="other options go to jupyter lab: --port 9999",
+    )
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -210,7 +221,7 @@ def _lab(args: argparse.Namespace) -> int:
     notebooks = ROOT / "notebooks"
     if not notebooks.is_dir():
         raise UsageError(f"there is no folder {notebooks}; run this from a clone of the project")
-    return subprocess.run([sys.executable, "-m", "jupyterlab", str(notebooks), *args.arguments], check=False).returncode
+    return subprocess.run([sys.executable, "-m", "jupyterlab", str(notebooks), *args.rest], check=False).returncode
 
 
 def _clock_of(unit: str) -> str:

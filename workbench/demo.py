@@ -19,7 +19,7 @@ from workbench.loading import load_for
 from workbench.report import write_report
 from workbench.runs import Run
 from workbench.session import Session
-from workbench.workloads import Workload
+from workbench.workloads import RequestSpec, Workload
 
 _SHOWN = (
     "tokens/s",
@@ -92,7 +92,7 @@ def run_demo(
         model=loaded,
         config=config,
         warmup=0,
-        on_run=lambda name, session: _begin_leg(name, session, say),
+        on_run=lambda name, session: _begin_leg(name, session, workload.requests[0], say),
     )
     for line in (*_request_lines(comparison), "", *_table_lines(comparison), "", *_order_lines(comparison)):
         say(line)
@@ -144,9 +144,9 @@ class _Streams:
             self(one)
 
 
-def _begin_leg(name: str, session: Session, say: Say) -> _Streams:
+def _begin_leg(name: str, session: Session, first: RequestSpec, say: Say) -> _Streams:
     """One short request first, so that the first leg does not pay for what every process does once."""
-    session.submit("Hello", max_tokens=2, temperature=0.0, chat=True)
+    session.submit(first.prompt, max_tokens=2, temperature=0.0, chat=first.chat)
     session.run()
     session.reset()
     return _Streams(name, session, say)

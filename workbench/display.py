@@ -56,7 +56,7 @@ def snapshot_html(snapshot: Snapshot) -> str:
     if snapshot.queue:
         parts.append(_html_table(_QUEUE_HEAD, map(_queue_cells, snapshot.queue[:_MOST_QUEUED])))
         parts += [f"<div>{escape(line)}</div>" for line in _more(snapshot)]
-    parts.append(_span_bars(snapshot))
+    parts += [_span_bars(snapshot), _counter_lines(snapshot)]
     return f"<div style='font-family:sans-serif;line-height:1.5'>{''.join(parts)}</div>"
 
 
@@ -177,3 +177,9 @@ def _span_bars(snapshot: Snapshot) -> str:
         for lane, boxes in lanes.items()
     )
     return f"<div style='max-width:760px'>{bars}<div style='font-size:11px'>{length / 1e6:,.3f} ms</div></div>"
+
+
+def _counter_lines(snapshot: Snapshot) -> str:
+    """Counters that are not zero, folded away."""
+    shown = [f"{name}: {value}" for name, value in snapshot.counters.items() if value]
+    return f"<details><summary>counters</summary>{escape(' · '.join(shown))}</details>" if shown else ""

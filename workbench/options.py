@@ -6,7 +6,6 @@ import argparse
 import ast
 import inspect
 import textwrap
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, NoReturn, get_type_hints
 
@@ -36,7 +35,7 @@ def add_config_flags(parser: argparse.ArgumentParser, *, without: tuple[str, ...
             continue
         flag = "--" + one.name.replace("_", "-")
         text = documents[one.name].replace("%", "%%") + f" Default: {one.default}."
-        kind: dict[str, Any] = {"type": _reader(one.name, hints[one.name]), "metavar": _metavar(hints[one.name])}
+        kind: dict[str, Any] = {"metavar": _metavar(hints[one.name])}
         if hints[one.name] is bool:
             kind = {"action": argparse.BooleanOptionalAction}
         group.add_argument(flag, dest=one.name, default=argparse.SUPPRESS, help=text, **kind)
@@ -48,7 +47,9 @@ def config_from(args: argparse.Namespace) -> EngineConfig:
     Raises:
         ConfigError: the file cannot be read, or a value does not fit.
     """
-    flags = {one.name: getattr(args, one.name) for one in fields(EngineConfig) if hasattr(args, one.name)}
+    hints = get_type_hints(EngineConfig)
+    given = {one.name: getattr(args, one.name) for one in fields(EngineConfig) if hasattr(args, one.name)}
+    flags = {name: _value(name, hints[name], text) for name, text in given.items()}
     if args.config is not None:
         return EngineConfig.from_yaml(args.config, **flags)
     return EngineConfig.from_mapping(flags, source="flags")
@@ -70,22 +71,19 @@ def field_documents(cls: type) -> dict[str, str]:
     return found
 
 
-def _reader(name: str, hint: Any) -> Callable[[str], Any]:
-    kinds = {str(part) for part in getattr(hint, "__args__", (hint,))}
-    is_optional = "<class 'NoneType'>" in kinds
-
-    def read(text: str) -> Any:
-        if is_optional and text.lower() == "none":
-            return None
-        if name == "graphs" and "," in text:
-            return [_number(name, part, int) for part in text.split(",") if part]
-        if "<class 'int'>" in kinds:
-            return _number(name, text, int)
-        if "<class 'float'>" in kinds:
-            return _number(name, text, float)
+def _value(name: str, hint: Any, text: str | bool) -> Any:
+    """What a flag's text means; read here and not by argparse, whose errors name neither field nor expectation."""
+    if isinstance(text, bool):
         return text
-
-    return read
+    kinds = getattr(hint, "__args__", (hint,))
+    if type(None) in kinds and text.lower() == "none":
+        return None
+    if name == "graphs" and "," in text:
+        return [_number(name, part, int) for part in text.split(",") if part]
+    for kind in (int, float):
+        if kind in kinds:
+            return _number(name, text, kind)
+    return text
 
 
 def _number(name: str, text: str, kind: type[int] | type[float]) -> int | float:
@@ -97,9 +95,9 @@ def _number(name: str, text: str, kind: type[int] | type[float]) -> int | float:
 
 
 def _metavar(hint: Any) -> str:
-    kinds = [str(part) for part in getattr(hint, "__args__", (hint,))]
-    if all(kind.isidentifier() for kind in kinds):  # the words of a Literal
+    kinds = getattr(hint, "__args__", (hint,))
+    if all(isinstance(kind, str) for kind in kinds):  # the words of a Literal
         return "|".join(kinds)
-    if any("int" in kind for kind in kinds):
+    if int in kinds:
         return "N"
-    return "X" if any("float" in kind for kind in kinds) else "NAME"
+    return "X" if float in kinds else "NAME"

@@ -280,8 +280,9 @@
     document.getElementById("caption").textContent = (steady
       ? "At first: a few decode iterations of each run, aligned where the first of them begins. "
       : "At first: the first iterations of each run. ")
-      + "Green: host work that runs while the device computes, so it costs nothing. "
-      + "Red: host work while the device stands idle; the hatching shows such a bubble.";
+      + "Green: host work while the device's compute lane is busy (hidden). "
+      + "Red: host work while it is idle (exposed); hatching marks the bubbles. "
+      + "Whether hiding gained time is told by the step time, not by the colour.";
   }
 
   function showSteady() {

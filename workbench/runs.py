@@ -35,6 +35,8 @@ class Run:
     spans: tuple[Span, ...]
     iterations: tuple[IterationRecord, ...]
     counters: Mapping[str, Any]
+    lost_iterations: int
+    """Of them no record is left, because the recorder's ring was full."""
     wall_s: float
     """From the first iteration's begin to the last one's end, by the caller's clock."""
 
@@ -63,6 +65,7 @@ class Run:
             "requests": [request_dict(output) for output in self.outputs],
             "metrics": self.summary.to_dict(),
             "counters": dict(self.counters),
+            "lost_iterations": self.lost_iterations,
             "wall_s": self.wall_s,
         }
 
@@ -95,6 +98,7 @@ def serve(session: Session, workload: Workload, *, name: str, on_output: OnOutpu
         spans=tuple(session.spans()),
         iterations=tuple(session.iterations()),
         counters=session.engine.counters.to_dict(),
+        lost_iterations=session.recorder.lost_iterations,
         wall_s=wall_s,
     )
 

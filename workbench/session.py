@@ -330,7 +330,7 @@ class Session:
 
     def snapshot(self) -> Snapshot:
         """All there is to see at this border, as values that stay as they are. Reads nothing on the device."""
-        return take_snapshot(self.engine, self.clock, self._arrivals.coming)
+        return take_snapshot(self.engine, self.clock, self._arrivals.coming, self._watch.last)
 
     def read_device(self, name: str) -> Any:
         """Copy one of the device's tensors to the host: waits for the device, and so voids an iteration's times.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.admission import refusal
+from engine.controller import Iteration
 from engine.engine import Engine
-from engine.phases import Order
 from engine.policy import overlap_refusal
 from engine.request import Request, RequestState
 from engine.results import PendingForward
@@ -162,11 +162,17 @@ class Snapshot:
         return snapshot_html(self)
 
 
-def take_snapshot(engine: Engine, clock: Clock, coming: Sequence[Submission]) -> Snapshot:
-    """Look at everything, from the engine's thread. Changes nothing and reads nothing on the device."""
+def take_snapshot(engine: Engine, clock: Clock, coming: Sequence[Submission], last: Iteration | None) -> Snapshot:
+    """Look at everything, from the engine's thread. Changes nothing and reads nothing on the device.
+
+    Args:
+        engine: What to look at.
+        clock: The session's.
+        coming: Requests that have not arrived.
+        last: The iteration begun last, if any.
+    """
     current = engine.in_hand
-    spans = _last_spans(engine)
-    order, reason, phases = _order_of(engine)
+    phases = tuple(phase.value for phase in last.order.phases) if last is not None else ()
     next_phase = engine.next_phase.value if engine.next_phase else None
     return Snapshot(
         model=engine.loaded.name,
@@ -176,8 +182,8 @@ def take_snapshot(engine: Engine, clock: Clock, coming: Sequence[Submission]) ->
         clock=f"{clock.name} {clock.now():.6g} {clock.unit}",
         iteration=current.index if current is not None else None,
         iterations_begun=engine.controller.next_index,
-        order=order,
-        reason=reason,
+        order=last.order.label if last is not None else None,
+        reason=last.reason.value if last is not None else None,
         phases=phases,
         phase=_phase_before(phases, next_phase) if current is not None else None,
         next_phase=next_phase,
@@ -188,7 +194,7 @@ def take_snapshot(engine: Engine, clock: Clock, coming: Sequence[Submission]) ->
         blocks=_blocks_view(engine),
         pending=_pending_view(engine, engine.pending),
         consumed=_pending_view(engine, current.consumed if current is not None else None),
-        spans=spans,
+        spans=_spans_of(engine, last),
         counters=engine.counters.to_dict(),
         failure=_failure_text(engine),
     )
@@ -296,18 +302,6 @@ def _pending_view(engine: Engine, pending: PendingForward | None) -> PendingView
     )
 
 
-def _order_of(engine: Engine) -> tuple[str | None, str | None, tuple[str, ...]]:
-    """Order, reason and phases of the iteration in hand or the last one."""
-    current = engine.in_hand
-    if current is not None:
-        return current.order.label, current.reason.value, tuple(phase.value for phase in current.order.phases)
-    records = engine.recorder.iterations()
-    if not records:
-        return None, None, ()
-    phases = next(order.phases for order in Order if order.label == records[-1].order)
-    return records[-1].order, records[-1].reason, tuple(phase.value for phase in phases)
-
-
 def _phase_before(phases: tuple[str, ...], next_phase: str | None) -> str | None:
     if next_phase is None or next_phase not in phases:
         return None
@@ -322,10 +316,10 @@ def _overlap_refusal(engine: Engine) -> str | None:
     return None if refused is None else refused.value
 
 
-def _last_spans(engine: Engine) -> tuple[Span, ...]:
-    spans = engine.recorder.spans()[-_NEWEST_SPANS:]
-    iteration = engine.in_hand.index if engine.in_hand is not None else engine.controller.next_index - 1
-    return tuple(span for span in spans if span.iteration == iteration)
+def _spans_of(engine: Engine, iteration: Iteration | None) -> tuple[Span, ...]:
+    if iteration is None:
+        return ()
+    return tuple(span for span in engine.recorder.spans(_NEWEST_SPANS) if span.iteration == iteration.index)
 
 
 def _failure_text(engine: Engine) -> str | None:

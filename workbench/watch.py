@@ -39,6 +39,8 @@ class BorderWatch:
         self._inner = inner
         self._is_inline = is_inline
         self._device_was_read = False
+        self.last: Iteration | None = None
+        """The iteration begun last."""
         self._notes: list[tuple[int, Sequence[Request]]] = []
         self._times: dict[int, list[int]] = {}
 
@@ -54,6 +56,7 @@ class BorderWatch:
             self._inner(border)
 
     def _mark(self, iteration: Iteration) -> None:
+        self.last = iteration
         if self._is_inline:
             iteration.void_reasons.add("inline_device")
         if debugger_attached():
@@ -81,7 +84,9 @@ class BorderWatch:
         return tuple(times)
 
     def clear(self) -> None:
-        """Forget all tokens."""
+        """Forget all tokens and iterations."""
+        self.last = None
+        self._device_was_read = False
         self._notes.clear()
         self._times.clear()
 

@@ -177,9 +177,6 @@ def _prefill_plan(batch: ForwardBatch, slot_NS: Tensor, key_pos_S: Tensor, dummy
     begin_P = end_P - tiles_P
     offset_CQ = ((tile_C - begin_P[row_C]) * size)[:, None] + torch.arange(size, device=device)
     token_CQ = (start_P[row_C, None] + offset_CQ).clamp(max=num_tokens - 1)
-    # A place without a query looks at key 0 only, so that its softmax has something to normalise.
-    position_CQ = torch.where(offset_CQ < length_P[row_C, None], batch.positions_T[token_CQ], 0)
-
     slot_CS = slot_NS[first:][row_C]
     is_cached_CS = (key_pos_S < batch.kv_len_N[first:][row_C, None]) & (slot_CS < dummy_slot)
     slot_CS = torch.where(is_cached_CS, slot_CS, batch.slots_T[token_CQ[:, :1]])
@@ -187,7 +184,8 @@ def _prefill_plan(batch: ForwardBatch, slot_NS: Tensor, key_pos_S: Tensor, dummy
     row_t = batch.row_T[first:] - first
     offset_t = torch.arange(first, num_tokens, device=device) - start_P[row_t]
     place_t = (begin_P[row_t] * size + offset_t).clamp(0, count * size - 1)
-    return _PrefillPlan(count, token_CQ.flatten(), place_t, _Keys(slot_CS, key_pos_S, position_CQ[:, :, None]))
+    keys = _Keys(slot_CS, key_pos_S, batch.positions_T[token_CQ][:, :, None])
+    return _PrefillPlan(count, token_CQ.flatten(), place_t, keys)
 
 
 def _prefill(

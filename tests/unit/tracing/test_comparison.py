@@ -61,6 +61,10 @@ class TestRows:
     def test_no_ratio_without_two_numbers(self, values: tuple[float | None, ...]) -> None:
         assert Row("s", "l", "ms", values).ratio is None
 
+    def test_shares_have_no_ratio(self) -> None:
+        assert Row("s", "l", "%", (0.5, 80.0)).ratio is None
+        assert Row("s", "l", "ms", (4.0, 1.0)).ratio == 0.25
+
     def test_format(self) -> None:
         shown = [format_value(value, "ms") for value in (1234.56, 12.345, 0.1234, 0.0, None)]
         assert shown == ["1,234.6", "12.35", "0.123", "0.000", "no samples"]

@@ -370,3 +370,13 @@ class TestRanges:
         with recorder.phase("forward"):
             pass
         assert [event[2] for event in sink.events] == ["iteration", "phase"]
+
+
+class TestNewestSpans:
+    def test_gives_the_last_ones_recorded_and_no_more_than_there_are(self) -> None:
+        recorder = Recorder(nvtx=False, capacity=4)
+        for number in range(6):
+            recorder.instant(f"mark {number}")
+
+        assert [span.name for span in recorder.spans(newest=2)] == ["mark 4", "mark 5"]
+        assert recorder.spans(newest=99) == recorder.spans()

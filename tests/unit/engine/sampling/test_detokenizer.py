@@ -194,6 +194,21 @@ class TestCost:
         assert max(sizes) <= 50
         assert len(sizes) <= 2 * len(data)
 
+    def test_byte_fallback_holds_no_run_of_broken_bytes(self) -> None:
+        vocab = byte_fallback().get_vocab()
+        ids = [vocab["hello"], *(vocab[f"<0x{byte:02X}>"] for byte in [*"😀".encode(), *[0x80] * 300])]
+        sizes = []
+
+        def counting(window: Sequence[int]) -> str:
+            sizes.append(len(window))
+            return decode_fallback(window)
+
+        detokenizer = IncrementalDetokenizer(counting)
+        feed(detokenizer, ids)
+
+        assert max(sizes) <= 50
+        assert len(detokenizer.text) >= 280
+
 
 def feed(detokenizer: IncrementalDetokenizer, tokens: Sequence[int]) -> str:
     for token in tokens:

@@ -554,6 +554,27 @@ class TestNearBoundary:
     @pytest.mark.parametrize(
         ("weights", "params"),
         [
+            ([0.3, 1.0, 0.3], SamplingParams(top_k=2)),  # another id may come in before the first
+            ([1, 1, 1, 1, 20, 1, 1, 1, 1], SamplingParams(top_k=5)),  # four ids may change sides
+            ([1.0, 0.6, 0.25], SamplingParams(min_p=0.25, top_p=0.6)),  # what min_p drops moves top_p's cut
+        ],
+    )
+    def test_every_consequence_of_a_filter_on_the_edge_counts(
+        self, weights: list[float], params: SamplingParams
+    ) -> None:
+        num = 3000
+        x = torch.tensor([weights]).log().expand(num, -1)
+        rows = [Row(params=params, seed=i) for i in range(num)]
+        noise = torch.rand(2, *x.shape, generator=torch.Generator().manual_seed(0)) * 4e-6 - 2e-6
+        before, after = sample(x + noise[0], rows), sample(x + noise[1], rows)
+
+        changed = before.token_ids != after.token_ids
+        assert changed.sum() > 20
+        assert not (changed & ~before.near_boundary).any()
+
+    @pytest.mark.parametrize(
+        ("weights", "params"),
+        [
             ([0.4, 0.3, 0.3], SamplingParams(top_k=2)),
             ([0.5, 0.25, 0.25], SamplingParams(top_p=0.5)),
             ([0.4, 0.2, 0.2], SamplingParams(min_p=0.5)),

@@ -1,0 +1,172 @@
+"""Random schedules against the reference: whatever is asked of the engine, in whatever order, at whatever phase."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from engine.controller import Border
+from engine.errors import MidIterationError, RequestError
+from engine.invariants import check_device
+from engine.phases import Phase
+from engine.policy import never_overlap, prefer_overlap
+from tests.oracle_world import VOCAB, World, oracle_engine, random_params, random_prompt
+
+SEEDS = st.integers(0, 1 << 20)
+WORLDS = st.fixed_dictionaries(
+    {
+        "mode": st.sampled_from(["async", "async", "legacy"]),
+        "has_text": st.booleans(),
+        "nan_every": st.sampled_from([0, 0, 53]),
+        "num_blocks": st.sampled_from([25, 40, 80]),
+        "max_requests": st.sampled_from([1, 2, 3, 4, 6]),
+        "launch_ending_rows": st.sampled_from([False, False, True]),
+        "policy": st.sampled_from([prefer_overlap, prefer_overlap, never_overlap]),
+    }
+)
+
+
+class Lifecycle(RuleBasedStateMachine):
+    """A caller who submits, aborts, steps, stops in mid iteration, switches, resets, and meets failures."""
+
+    overrides: dict[str, Any] = {}  # noqa: RUF012 (a constant of the class)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.planned: list[tuple[int, Callable[[], object]]] = []
+
+    @initialize(options=WORLDS)
+    def start(self, options: dict[str, Any]) -> None:
+        self.has_text = options["has_text"]
+        self.world = World(oracle_engine(**{**options, **self.overrides}))
+        self.world.on_border = self._at_border
+
+    def _at_border(self, border: Border) -> None:
+        due = [act for wait, act in self.planned if wait == 0]
+        self.planned = [(wait - 1, act) for wait, act in self.planned if wait > 0]
+        for act in due:
+            act()
+
+    def _submit(self, seed: int) -> None:
+        rng = random.Random(seed)
+        self.world.submit(
+            random_prompt(rng), random_params(rng, text=self.has_text), stream=rng.random() < 0.3
+        )
+
+    def _abort(self, seed: int) -> None:
+        if self.world.all:
+            self.world.abort(random.Random(seed).choice(self.world.all).request_id)
+
+    @rule(seed=SEEDS)
+    def submit(self, seed: int) -> None:
+        self._submit(seed)
+
+    @rule(seed=SEEDS)
+    def submit_several(self, seed: int) -> None:
+        for i in range(4):
+            self._submit(seed + i)
+
+    @rule(seed=SEEDS)
+    def reuse_an_id(self, seed: int) -> None:
+        ended = [one.request_id for one in self.world.all if one.last is not None]
+        free = [name for name in ended if name not in self.world.live_ids]
+        if free:
+            rng = random.Random(seed)
+            self.world.submit(random_prompt(rng), random_params(rng), request_id=rng.choice(free))
+
+    @rule(seed=SEEDS)
+    def abort(self, seed: int) -> None:
+        self._abort(seed)
+
+    @rule()
+    def abort_nobody(self) -> None:
+        assert not self.world.abort("nobody of this name")
+
+    @rule(wait=st.integers(0, 14), seed=SEEDS, kind=st.sampled_from(["submit", "abort", "async", "legacy"]))
+    def plan_for_a_border(self, wait: int, seed: int, kind: str) -> None:
+        acts: dict[str, Callable[[], object]] = {
+            "submit": lambda: self._submit(seed),
+            "abort": lambda: self._abort(seed),
+        }
+        self.planned.append((wait, acts.get(kind, lambda: self.world.engine.set_mode(kind))))
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.world.step()
+
+    @rule()
+    def step_phase(self) -> None:
+        self.world.step_phase()
+
+    @rule(mode=st.sampled_from(["async", "legacy"]))
+    def set_mode(self, mode: str) -> None:
+        self.world.engine.set_mode(mode)
+
+    @rule()
+    def read_everything(self) -> None:
+        engine = self.world.engine
+        engine.controller.order_state()
+        assert engine.counters.to_dict()["submitted"] == engine.counters.submitted
+        if engine.in_hand is None:
+            check_device(engine)
+
+    @rule()
+    def refuse_a_bad_request(self) -> None:
+        before = self.world.engine.counters.submitted
+        with pytest.raises(RequestError):
+            self.world.engine.add_request([VOCAB])
+        assert self.world.engine.counters.submitted == before
+
+    @precondition(lambda self: self.world.engine.in_hand is not None)
+    @rule()
+    def need_a_border_in_mid_iteration(self) -> None:
+        with pytest.raises(MidIterationError):
+            self.world.engine.require_border("saving")
+
+    @rule(phase=st.sampled_from(list(Phase)), after=st.booleans())
+    def fail_and_recover(self, phase: Phase, after: bool) -> None:
+        if self.world.fail_in(phase, after=after):
+            self.world.engine.recover()
+
+    @rule()
+    def recover_without_a_failure(self) -> None:
+        self.world.engine.recover()
+
+    @rule()
+    def reset(self) -> None:
+        self.world.reset()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.planned.clear()
+            try:
+                self.world.drain()
+            finally:
+                self.world.engine.close()
+
+
+class LifecycleInBuckets(Lifecycle):
+    """The same with forwards that are padded and replayed."""
+
+    overrides = {"graphs": (2, 4, 16), "max_requests": 4, "block_size": 16, "num_blocks": 12}  # noqa: RUF012
+
+
+class LifecycleOnThreads(Lifecycle):
+    """The same with a device that runs beside the host."""
+
+    overrides = {"device": "cpu"}  # noqa: RUF012
+
+
+TestLifecycle = Lifecycle.TestCase
+TestLifecycle.settings = settings(max_examples=60, stateful_step_count=40)
+TestLifecycleInBuckets = LifecycleInBuckets.TestCase
+TestLifecycleInBuckets.settings = settings(max_examples=20, stateful_step_count=30)
+TestLifecycleOnThreads = LifecycleOnThreads.TestCase
+TestLifecycleOnThreads.settings = settings(max_examples=15, stateful_step_count=30)

