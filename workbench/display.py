@@ -127,12 +127,18 @@ def _phase_strip(snapshot: Snapshot) -> str:
     for phase in snapshot.phases:
         colour = PHASE_COLOURS.get(phase, PHASE_COLOURS["other"])
         is_last, is_next = phase == snapshot.phase, phase == snapshot.next_phase
-        fill = f"background:{colour};color:#000" if is_last else ""
+        fill = f"background:{colour};color:{_ink_on(colour)}" if is_last else ""
         border = f"2px {'dashed' if is_next else 'solid'} {colour}"
         boxes.append(f"<span style='padding:1px 8px;margin-right:4px;border:{border};{fill}'>{phase}</span>")
     if not boxes:
         return ""
     return f"<div style='margin:6px 0'>{''.join(boxes)}<i>{escape(snapshot.order or '')}</i></div>"
+
+
+def _ink_on(colour: str) -> str:
+    """Black or white, whichever is read more easily on ``#RRGGBB``."""
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "#000" if 0.3 * red + 0.6 * green + 0.1 * blue > 110 else "#fff"
 
 
 def _block_map(snapshot: Snapshot) -> str:

@@ -13,7 +13,7 @@ from engine.phases import Order, Phase, Reason
 from engine.policy import never_overlap, prefer_overlap
 from tests.oracle_world import World, oracle_engine, random_params, random_prompt
 
-NUM_RUNS = 220
+NUM_RUNS = 190
 AT_LEAST = 50
 UNREACHABLE = {Reason.CHUNK_IN_PROGRESS, Reason.PAUSED_ROWS, Reason.NOT_ENOUGH_BLOCKS}
 """Until chunked prefill and pausing exist, while admission reserves every block a request may need."""
@@ -65,6 +65,11 @@ def run_one(seed: int, tally: Tally) -> None:
         if rng.random() < 0.35:
             world.engine.set_mode(rng.choice(["async", "async", "legacy"]))
         world.step()
+    world.drain()
+    world.abort(world.submit([1], random_params(rng)))  # the only request, gone before its first iteration
+    world.drain()
+    world.engine.set_mode("async")
+    world.submit([1], random_params(rng).replace(max_tokens=2, min_tokens=2))  # ends with its first decode
     world.drain()
     tally.ended.update(world.engine.counters.finished)
 
