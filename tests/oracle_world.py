@@ -538,3 +538,26 @@ def random_params(rng: random.Random, *, text: bool = False, max_tokens: int = 4
 def random_prompt(rng: random.Random, longest: int = 60) -> list[int]:
     length = rng.choice([1, 2, 3, 4, 5, 8, rng.randint(1, longest)])
     return [rng.randrange(VOCAB) for _ in range(min(length, longest))]
+
+
+def play(world: World, rng: random.Random, *, num_acts: int = 30, text: bool = False) -> None:
+    """A schedule that touches everything but failures, drawn from ``rng``; ends drained and checked."""
+
+    def at_border(_: Border) -> None:
+        if world.live_ids and rng.random() < 0.02:
+            world.abort(rng.choice(world.live_ids))
+
+    world.on_border = at_border
+    for _ in range(num_acts):
+        act = rng.random()
+        if act < 0.4:
+            world.submit(random_prompt(rng), random_params(rng, text=text), stream=rng.random() < 0.5)
+        elif act < 0.8:
+            world.step()
+        elif act < 0.92:
+            world.step_phase()
+        elif act < 0.98:
+            world.engine.set_mode(rng.choice(["async", "async", "legacy"]))
+        else:
+            world.reset()
+    world.drain()

@@ -42,6 +42,9 @@ LEGS: dict[str, Leg] = {
 }
 """Ready-made legs by the name that the command line takes: re-ordering and overlap can be told apart."""
 
+_OF_THE_MODEL = ("device", "dtype", "attention_backend")
+"""Options that the loaded model was made for."""
+
 OnRun = Callable[[str, Session], Callable[[RequestOutput], None] | None]
 """Told each leg as it begins; what it returns is called with every output."""
 
@@ -137,7 +140,7 @@ def compare(
         **engine_options: Fields of the configuration, for all legs.
 
     Raises:
-        WorkloadError: a leg is unknown, two share a name, or there are none.
+        WorkloadError: a leg is unknown or wants another model, two share a name, or there are none.
     """
     chosen = [_leg(leg) for leg in legs]
     if not chosen or len({leg.name for leg in chosen}) != len(chosen):
@@ -182,6 +185,9 @@ def _run_leg(
 ) -> tuple[Run, tuple[SamplingParams, ...]]:
     """The run, and the sampling parameters with their seeds settled."""
     leg_config = session_config(config, leg.mode, leg.changes)
+    unshared = [name for name in _OF_THE_MODEL if getattr(leg_config, name) != getattr(config, name)]
+    if unshared:
+        raise WorkloadError(f"leg {leg.name!r} changes {', '.join(unshared)}, but all legs share one loaded model")
     with Session(loaded, config=leg_config, clock=clock, policy=leg.policy, progress=True) as session:
         for _ in range(warmup):
             serve(session, workload, name=leg.name)

@@ -161,7 +161,10 @@ class Session:
             self._arrivals.add(submission)
 
     def abort(self, request_id: str) -> bool:
-        """End a request; no token is given to it after this call. Returns whether it was live or still to come."""
+        """End a request; no token is given to it after this call. Returns whether it was live or still to come.
+
+        The last output of a live one comes from a later step; one still to come is in ``outputs`` at once.
+        """
         coming = self._arrivals.remove(request_id)
         if coming is None:
             return self.engine.abort(request_id)

@@ -109,6 +109,12 @@ class TestCompare:
         with pytest.raises(WorkloadError, match="repeats must be at least 1"):
             compare(spread_workload(2), model=oracle(), config=SMALL, repeats=0)
 
+    def test_refuses_a_leg_that_needs_another_model(self) -> None:
+        legs = ["async", Leg(name="wide", mode="async", changes={"dtype": "float64"})]
+
+        with pytest.raises(WorkloadError, match="leg 'wide' changes dtype, but all legs share one loaded model"):
+            compare(spread_workload(1), legs, model=oracle(), config=SMALL, warmup=0)
+
 
 class TestResult:
     def test_is_a_table_a_document_and_html(self) -> None:

@@ -1,0 +1,115 @@
+# mypy: ignore-errors
+# This is device code in Triton's language, which a Python type checker does not know.
+"""Triton kernels that stream activations: norms, SiLU, rotation and cache append. Launched by ``triton.py``.
+
+Capital parameters are compile-time constants. Sums are float32. Pointers are named after the tensors they point to.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """One program a row."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < SIZE
+    value = tl.load(x + row * SIZE + column, mask=inside, other=0.0).to(tl.float32)
+    factor = tl.rsqrt(tl.sum(value * value, 0) / SIZE + eps)
+    scaled = value * factor * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * SIZE + column, scaled.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def silu(x):
+    """x * sigmoid(x), float32."""
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def swiglu_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """One program a row and BLOCK columns: silu of the row's first SIZE entries times the other SIZE."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < SIZE
+    gate = tl.load(gate_up + row * (2 * SIZE) + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * (2 * SIZE) + SIZE + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * SIZE + column, (silu(gate) * up).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def rotation_tables_kernel(positions, frequencies, cos, sin, factor, HALF: tl.constexpr, BLOCK: tl.constexpr):
+    """One program a token."""
+    token = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < HALF
+    angle = tl.load(positions + token).to(tl.float32) * tl.load(frequencies + column, mask=inside, other=0.0)
+    tl.store(cos + token * HALF + column, tl.cos(angle) * factor, mask=inside)
+    tl.store(sin + token * HALF + column, tl.sin(angle) * factor, mask=inside)
+
+
+@triton.jit
+def rotate_and_append_kernel(
+    qkv,
+    q_weight,
+    k_weight,
+    q_eps,
+    k_eps,
+    cos,
+    sin,
+    slots,
+    q_out,
+    keys,
+    values,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    BLOCK_Y: tl.constexpr,
+    BLOCK_HALF: tl.constexpr,
+):
+    """One program a token and BLOCK_Y of its heads; a head is held as its two halves, which rotate against each other."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * BLOCK_Y + tl.arange(0, BLOCK_Y)
+    column = tl.arange(0, BLOCK_HALF)
+    is_query = head < HEADS
+    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
+    wide = (column < HALF)[None, :]
+    source = qkv + (token * (HEADS + 2 * KV_HEADS) + head[:, None]) * HEAD_DIM + column[None, :]
+    inside = (head < HEADS + 2 * KV_HEADS)[:, None] & wide
+    first_raw = tl.load(source, mask=inside, other=0.0)
+    second_raw = tl.load(source + HALF, mask=inside, other=0.0)
+    first, second = first_raw.to(tl.float32), second_raw.to(tl.float32)
+    if HAS_NORM:
+        eps = tl.where(is_query, q_eps, k_eps)
+        factor = tl.rsqrt(tl.sum(first * first + second * second, 1) / HEAD_DIM + eps)[:, None]
+        pick = is_query[:, None]
+        first *= factor * _weights(q_weight, k_weight, column, pick, column < HALF)
+        second *= factor * _weights(q_weight + HALF, k_weight + HALF, column, pick, column < HALF)
+    c = tl.load(cos + token * HALF + column, mask=column < HALF, other=0.0)[None, :]
+    s = tl.load(sin + token * HALF + column, mask=column < HALF, other=0.0)[None, :]
+    first_out = (first * c - second * s).to(q_out.dtype.element_ty)
+    second_out = (second * c + first * s).to(q_out.dtype.element_ty)
+    target = q_out + (token * HEADS + head[:, None]) * HEAD_DIM + column[None, :]
+    tl.store(target, first_out, mask=is_query[:, None] & wide)
+    tl.store(target + HALF, second_out, mask=is_query[:, None] & wide)
+    entry = tl.load(slots + token) * (KV_HEADS * HEAD_DIM) + column[None, :]
+    key = keys + entry + (head[:, None] - HEADS) * HEAD_DIM
+    tl.store(key, first_out, mask=is_key[:, None] & wide)
+    tl.store(key + HALF, second_out, mask=is_key[:, None] & wide)
+    value = values + entry + (head[:, None] - HEADS - KV_HEADS) * HEAD_DIM
+    tl.store(value, first_raw, mask=is_value[:, None] & wide)
+    tl.store(value + HALF, second_raw, mask=is_value[:, None] & wide)
+
+
+@triton.jit
+def _weights(q_weight, k_weight, column, pick, inside):
+    """[1 or BLOCK_Y, BLOCK_HALF] norm weights: the query's where ``pick``, else the key's."""
+    of_query = tl.load(q_weight + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    of_key = tl.load(k_weight + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    return tl.where(pick, of_query, of_key)
