@@ -67,8 +67,9 @@ class EngineConfig:
     """Prompt plus output of one request. None: the model's limit, at most ``max_batch_tokens``."""
     sampling_backend: Literal["auto", "torch"] = "auto"
     """``torch`` is the reference and runs everywhere."""
-    attention_backend: Literal["auto", "torch"] = "auto"
-    """``torch`` is the reference and runs everywhere."""
+    attention_backend: Literal["auto", "torch", "triton"] = "auto"
+    """``torch`` is the reference and runs everywhere. ``triton``: CUDA, bfloat16 and float16; the operations around
+    attention are fused kernels then, too. ``auto``: triton where it runs."""
     ssm_backend: str = "auto"
     """Backend of state-space layers. Not available yet."""
     graphs: GraphSizes = None
@@ -125,7 +126,7 @@ class EngineConfig:
             ("dtype", get_args(DTypeName)),
             ("graph_distribution", get_args(GraphDistribution)),
             ("sampling_backend", ("auto", "torch")),
-            ("attention_backend", ("auto", "torch")),
+            ("attention_backend", ("auto", "torch", "triton")),
             ("logprobs_mode", ("raw", "processed")),
         ):
             if getattr(self, name) not in allowed:

@@ -92,6 +92,10 @@ class Device(ABC):
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 
     @abstractmethod
+    def copy_in(self, target: Tensor, source: Tensor) -> None:
+        """Copy a host tensor of :meth:`host` to a device tensor of the same layout; inside launched work."""
+
+    @abstractmethod
     def capture(
         self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], traced: TracedForwards
     ) -> Callable[[], Tensor]:

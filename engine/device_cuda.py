@@ -115,6 +115,9 @@ class CudaDevice(Device):
     def host(self, shape: tuple[int, ...] | int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
+    def copy_in(self, target: Tensor, source: Tensor) -> None:
+        target.copy_(source, non_blocking=True)
+
     def capture(
         self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], traced: TracedForwards
     ) -> Callable[[], Tensor]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+
+from engine.attention import backend_name
 from engine.config import EngineConfig, ResolvedConfig
 from engine.device import Device
 from engine.errors import ConfigError
@@ -35,7 +38,7 @@ def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) ->
         vocab_size=loaded.vocab_size,
         eos_token_ids=loaded.eos_token_ids,
         sampling_backend="torch" if config.sampling_backend == "auto" else config.sampling_backend,
-        attention_backend="torch" if config.attention_backend == "auto" else config.attention_backend,
+        attention_backend=backend_name(config.attention_backend, device.torch_device.type, getattr(torch, dtype)),
         model=loaded.name,
     )
 

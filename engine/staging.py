@@ -56,6 +56,7 @@ class Slab:
     """A device tensor of named fields with two host halves."""
 
     def __init__(self, device: Device, fields: list[Field]) -> None:
+        self._device = device
         layout: list[tuple[Field, int]] = []
         num_bytes = 0
         for field in fields:
@@ -93,4 +94,4 @@ class Slab:
 
     def upload(self, half: HostSlab) -> None:
         """Copy a half to the device; call inside launched work, then record ``half.copied``."""
-        self.device_tensor.copy_(half.tensor, non_blocking=True)
+        self._device.copy_in(self.device_tensor, half.tensor)

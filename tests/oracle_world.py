@@ -324,7 +324,7 @@ class World:
         """Called at every border, behind the engine's own checks."""
         self.borders: list[tuple[Order, Phase, str]] = []
         self.num_near = 0
-        self._checks = engine.controller.watch
+        self._checks = engine._check if engine.config.debug_invariants else None
         engine.controller.watch = self._watch
 
     def _watch(self, border: Border) -> None:

@@ -267,8 +267,8 @@ def _endings(outputs: Sequence[Any]) -> str:
 
 
 def _write_report(path: str, views: Any, title: str, notes: Sequence[str]) -> None:
-    from workbench.environment import environment
+    from workbench.environment import environment_shown
     from workbench.report import write_report
 
-    written = write_report(path, views, title=title, environment=environment(), notes=notes)
+    written = write_report(path, views, title=title, environment=environment_shown(), notes=notes)
     print(f"report: {written}", file=sys.stderr)

@@ -33,6 +33,11 @@ def environment() -> dict[str, Any]:
     }
 
 
+def environment_shown() -> dict[str, Any]:
+    """What of it is known and there, for people to read."""
+    return {name: value for name, value in environment().items() if value is not None}
+
+
 def commit() -> str | None:
     """The checkout's commit, ``-dirty`` where files differ from it; None outside a checkout."""
     try:

@@ -1,4 +1,4 @@
-"""The attention interface: write this step's keys and values, then attend over the paged cache."""
+"""The attention interface: attend over the paged cache, after this step's keys and values are written to it."""
 
 from __future__ import annotations
 
@@ -43,4 +43,10 @@ class Attention(Protocol):
         Returns:
             [T, H, D], dtype of ``q_THD``. Rows of padding tokens are finite and otherwise undefined.
         """
+        ...
+
+    def attend(
+        self, q_THD: Tensor, cache: LayerCache, batch: ForwardBatch, *, scale: float, window: int | None = None
+    ) -> Tensor:
+        """The same where keys and values of this forward are in ``cache`` already, written with the rotation."""
         ...

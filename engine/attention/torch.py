@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from engine.batch import BatchShape, ForwardBatch
+from engine.kernels.torch import append
 from engine.models.base import LayerCache
 
 _GATHER_COST = 8
@@ -45,10 +46,15 @@ class TorchAttention:
         window: int | None = None,
     ) -> Tensor:
         """See :class:`engine.attention.base.Attention`."""
+        append(cache, k_TGD, v_TGD, batch.slots_T)
+        return self.attend(q_THD, cache, batch, scale=scale, window=window)
+
+    def attend(
+        self, q_THD: Tensor, cache: LayerCache, batch: ForwardBatch, *, scale: float, window: int | None = None
+    ) -> Tensor:
+        """See :class:`engine.attention.base.Attention`."""
         plan = self._plan_for(batch, cache)
-        keys, values = (_entries(tensor) for tensor in cache)
-        keys.index_copy_(0, batch.slots_T, k_TGD)
-        values.index_copy_(0, batch.slots_T, v_TGD)
+        keys, values = (torch.flatten(tensor, 0, 1) for tensor in cache)
         parts = []
         if plan.decode is not None:
             q_NHD = q_THD if plan.prefill is None else q_THD[: batch.shape.num_decode]
@@ -129,12 +135,6 @@ class _Plan:
             if batch.shape.num_prefill
             else None,
         )
-
-
-def _entries(cache: Tensor) -> Tensor:
-    """[slots, G, D] view of a layer's [blocks, block_size, G, D]."""
-    assert cache.is_contiguous(), "a cache tensor must be contiguous, or writes would go to a copy"
-    return cache.flatten(0, 1)
 
 
 def _gather(entries: Tensor, slot_NS: Tensor, rows: int) -> Tensor:

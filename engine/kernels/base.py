@@ -50,11 +50,11 @@ class Kernels(Protocol):
     name: str
 
     def rms_norm(self, x_TI: Tensor, norm: Norm) -> Tensor:
-        """x / rms(x) * weight over the last dimension, [T, I]."""
+        """``x / rms(x) * weight`` over the last dimension, [T, I]."""
         ...
 
     def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        """x W^T + b, [T, O]."""
+        """``x W^T + b``, [T, O]."""
         ...
 
     def norm_linear(self, x_TI: Tensor, norm: Norm, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
@@ -62,11 +62,11 @@ class Kernels(Protocol):
         ...
 
     def norm_swiglu(self, x_TI: Tensor, norm: Norm, gate_up: Projection) -> Tensor:
-        """silu(gate) * up of ``norm_linear``, whose outputs are F gates, then F ups; [T, F]."""
+        """``silu(gate) * up`` of ``norm_linear``, whose outputs are F gates, then F ups; [T, F]."""
         ...
 
     def linear_add(self, x_TI: Tensor, projection: Projection, residual_TO: Tensor) -> Tensor:
-        """residual + ``linear``, [T, O]. The residual's memory may become the result's: the caller gives it up."""
+        """``residual`` + ``linear``, [T, O]. The residual's memory may become the result's: the caller gives it up."""
         ...
 
     def rotation_tables(

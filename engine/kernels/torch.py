@@ -52,10 +52,9 @@ class TorchKernels:
         if head_norms is None:
             q_THD, k_TGD = rotate(qk_TYD, *tables).split((heads, kv_heads), dim=1)
         else:
-            q_THD, k_TGD = (
-                rotate(self.rms_norm(x_THD, norm), *tables)
-                for x_THD, norm in zip(qk_TYD.split((heads, kv_heads), dim=1), head_norms, strict=True)
-            )
+            q_THD, k_TGD = qk_TYD.split((heads, kv_heads), dim=1)
+            q_THD = rotate(self.rms_norm(q_THD, head_norms[0]), *tables)
+            k_TGD = rotate(self.rms_norm(k_TGD, head_norms[1]), *tables)
         append(cache, k_TGD, v_TGD, slots_T)
         return q_THD
 

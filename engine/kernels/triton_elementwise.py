@@ -25,7 +25,7 @@ def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr
 
 @triton.jit
 def silu(x):
-    """x * sigmoid(x), float32."""
+    """``x * sigmoid(x)``, float32."""
     return x / (1.0 + tl.exp(-x))
 
 
@@ -71,7 +71,7 @@ def rotate_and_append_kernel(
     BLOCK_Y: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
 ):
-    """One program a token and BLOCK_Y of its heads; a head is held as its two halves, which rotate against each other."""
+    """One program a token and BLOCK_Y of its heads; a head is two halves, which rotate against each other."""
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_Y + tl.arange(0, BLOCK_Y)

@@ -7,6 +7,7 @@ G key/value heads, D head size, Y = H + 2 G heads of the fused projection.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -15,9 +16,10 @@ from torch.nn import functional
 
 from engine.attention.base import Attention
 from engine.batch import ForwardBatch
+from engine.kernels import Kernels, make_kernels
 from engine.models.base import LayerCache, PagedState
 from engine.models.decoder_config import DecoderConfig
-from engine.models.rope import inverse_frequencies, rotate, rotation_tables
+from engine.models.rope import inverse_frequencies
 from engine.models.weights import fill_weights
 
 
@@ -36,55 +38,53 @@ class Linear(nn.Module):
         self.weight = _empty(outputs, inputs, **placement)
         self.bias = _empty(outputs, **placement) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight, self.bias)
-
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, float32 at least inside.
-
-    In bfloat16 transformers rounds once more, before the weight; the difference is one rounding step.
-    """
+    """x / rms(x) * weight over the last dimension."""
 
     def __init__(self, size: int, eps: float, **placement: Unpack[Placement]) -> None:
         super().__init__()
         self.weight = _empty(size, **placement)
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
 
 def _empty(*shape: int, **placement: Unpack[Placement]) -> nn.Parameter:
     return nn.Parameter(torch.empty(shape, **placement), requires_grad=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Backends:
+    """What a model computes with."""
+
+    attention: Attention
+    kernels: Kernels
+
+
 class SelfAttention(nn.Module):
     """Projections, head norms and RoPE around the attention backend."""
 
-    def __init__(self, config: DecoderConfig, layer: int, attention: Attention, **placement: Unpack[Placement]) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, backends: Backends, **placement: Unpack[Placement]) -> None:
         super().__init__()
         heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, size
         self.window = config.windows[layer]
-        self.attention = attention
+        self.attention, self.kernels = backends.attention, backends.kernels
         self.qkv = Linear(config.hidden_size, (heads + 2 * kv_heads) * size, bias=config.qkv_bias, **placement)
         self.out = Linear(heads * size, config.hidden_size, bias=config.o_bias, **placement)
         self.q_norm = RMSNorm(size, config.rms_norm_eps, **placement) if config.qk_norm else None
         self.k_norm = RMSNorm(size, config.rms_norm_eps, **placement) if config.qk_norm else None
 
-    def forward(self, x_TE: Tensor, tables: tuple[Tensor, Tensor], batch: ForwardBatch, cache: LayerCache) -> Tensor:
-        qkv_TYD = self.qkv(x_TE).unflatten(1, (-1, self.head_dim))
-        rotated, kv_heads = self.heads + self.kv_heads, self.kv_heads
-        qk_TYD, v_TGD = qkv_TYD.split((rotated, kv_heads), dim=1)
-        if self.q_norm is None or self.k_norm is None:
-            q_THD, k_TGD = rotate(qk_TYD, *tables).split((self.heads, kv_heads), dim=1)
-        else:
-            q_THD, k_TGD = qk_TYD.split((self.heads, kv_heads), dim=1)
-            q_THD, k_TGD = rotate(self.q_norm(q_THD), *tables), rotate(self.k_norm(k_TGD), *tables)
-        scale = self.head_dim**-0.5
-        out_THD = self.attention(q_THD, k_TGD, v_TGD, cache, batch, scale=scale, window=self.window)
-        return self.out(out_THD.flatten(1))  # type: ignore[no-any-return]
+    def forward(
+        self, x_TE: Tensor, norm: RMSNorm, tables: tuple[Tensor, Tensor], batch: ForwardBatch, cache: LayerCache
+    ) -> Tensor:
+        """``x`` plus the attention over ``norm`` of x."""
+        qkv_TI = self.kernels.norm_linear(x_TE, norm, self.qkv.weight, self.qkv.bias)
+        head_norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+        q_THD = self.kernels.rotate_and_append(
+            qkv_TI.unflatten(1, (-1, self.head_dim)), head_norms, tables, cache, batch.slots_T
+        )
+        out_THD = self.attention.attend(q_THD, cache, batch, scale=self.head_dim**-0.5, window=self.window)
+        return self.kernels.linear_add(out_THD.flatten(1), self.out, x_TE)
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
         """Where each checkpoint tensor goes; q, k and v are row ranges of the fused projection."""
@@ -102,15 +102,16 @@ class SelfAttention(nn.Module):
 class FeedForward(nn.Module):
     """down(silu(gate x) * up x)."""
 
-    def __init__(self, config: DecoderConfig, **placement: Unpack[Placement]) -> None:
+    def __init__(self, config: DecoderConfig, kernels: Kernels, **placement: Unpack[Placement]) -> None:
         super().__init__()
+        self.kernels = kernels
         hidden, inner = config.hidden_size, config.intermediate_size
         self.gate_up = Linear(hidden, 2 * inner, bias=config.mlp_bias, **placement)
         self.down = Linear(inner, hidden, bias=config.mlp_bias, **placement)
 
-    def forward(self, x_TE: Tensor) -> Tensor:
-        gate_TF, up_TF = self.gate_up(x_TE).chunk(2, dim=-1)
-        return self.down(functional.silu(gate_TF) * up_TF)  # type: ignore[no-any-return]
+    def forward(self, x_TE: Tensor, norm: RMSNorm) -> Tensor:
+        """``x`` plus the feed-forward of ``norm`` of x."""
+        return self.kernels.linear_add(self.kernels.norm_swiglu(x_TE, norm, self.gate_up), self.down, x_TE)
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
         """Where each checkpoint tensor goes."""
@@ -131,17 +132,17 @@ def _split_targets(linear: Linear, rows: Sequence[int], names: Sequence[str]) ->
 class Layer(nn.Module):
     """Attention, then feed-forward, each on a normed input and added to the stream."""
 
-    def __init__(self, config: DecoderConfig, layer: int, attention: Attention, **placement: Unpack[Placement]) -> None:
+    def __init__(self, config: DecoderConfig, layer: int, backends: Backends, **placement: Unpack[Placement]) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
         self.attention_norm = RMSNorm(size, eps, **placement)
-        self.attention = SelfAttention(config, layer, attention, **placement)
+        self.attention = SelfAttention(config, layer, backends, **placement)
         self.mlp_norm = RMSNorm(size, eps, **placement)
-        self.mlp = FeedForward(config, **placement)
+        self.mlp = FeedForward(config, backends.kernels, **placement)
 
     def forward(self, x_TE: Tensor, tables: tuple[Tensor, Tensor], batch: ForwardBatch, cache: LayerCache) -> Tensor:
-        x_TE = x_TE + self.attention(self.attention_norm(x_TE), tables, batch, cache)
-        return x_TE + self.mlp(self.mlp_norm(x_TE))  # type: ignore[no-any-return]
+        x_TE = self.attention(x_TE, self.attention_norm, tables, batch, cache)
+        return self.mlp(x_TE, self.mlp_norm)  # type: ignore[no-any-return]
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
         """Where each checkpoint tensor goes."""
@@ -161,7 +162,9 @@ class DecoderModel(nn.Module):
         self.config = config
         self.vocab_size, self.max_position = config.vocab_size, config.max_position
         self.embedding = _empty(config.vocab_size, config.hidden_size, **placement)
-        self.layers = nn.ModuleList(Layer(config, layer, attention, **placement) for layer in range(config.num_layers))
+        self.kernels = make_kernels(attention.name)
+        backends = Backends(attention, self.kernels)
+        self.layers = nn.ModuleList(Layer(config, layer, backends, **placement) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **placement)
         # None when tied: torch.jit refuses to trace a module that holds one parameter under two names.
         self.head = None if config.tie_word_embeddings else _empty(config.vocab_size, config.hidden_size, **placement)
@@ -199,8 +202,8 @@ class DecoderModel(nn.Module):
         """Logits, shape [L, V], in the model's dtype."""
         x_TE = functional.embedding(batch.token_ids_T, self.embedding)
         frequencies: Tensor = self.frequencies  # type: ignore[assignment]
-        tables = rotation_tables(batch.positions_T, frequencies, self.config.rope.attention_factor)
+        tables = self.kernels.rotation_tables(batch.positions_T, frequencies, self.config.rope.attention_factor)
         for layer, cache in zip(self.layers, caches, strict=True):
             x_TE = layer(x_TE, tables, batch, cache)
-        x_LE = self.norm(x_TE.index_select(0, batch.logits_idx_L))
-        return functional.linear(x_LE, self.embedding if self.head is None else self.head)
+        x_LE = x_TE.index_select(0, batch.logits_idx_L)
+        return self.kernels.norm_linear(x_LE, self.norm, self.embedding if self.head is None else self.head)

@@ -127,7 +127,7 @@ def _build(config: Mapping[str, Any], fill: Callable[[Any], None], **options: Un
     if dtype is None:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     cls = model_class(architecture_of(config))
-    backend = make_attention(options["attention"], device.type)
+    backend = make_attention(options["attention"], device.type, dtype)
     model = cls.from_checkpoint_config(config, attention=backend, dtype=dtype, device=device)
     fill(model)
     if isinstance(model, torch.nn.Module):

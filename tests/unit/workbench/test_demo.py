@@ -70,6 +70,7 @@ class TestRunDemo:
             "graph hit rate",
             "padding tokens",
             "wasted rows",
+            "more than that overlap cannot save here",
             "no forward is pending 1",
             "forwards ran in captured sizes",
         ):

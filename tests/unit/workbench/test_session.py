@@ -125,6 +125,35 @@ class TestSubmit:
             assert tokens(turned) == tokens(session)
 
 
+class TestInMidIteration:
+    def test_a_request_submitted_before_admit_is_admitted_by_this_very_iteration(self) -> None:
+        with make_session() as session:
+            session.submit([1], max_tokens=9, ignore_eos=True)
+            session.run(1)
+            session.step_phase()
+            border = session.step_phase()
+            assert border is not None
+            assert (border.phase, border.iteration.order) == (Phase.RESOLVE, Order.NO_OVERLAP)
+
+            name = session.submit([2], max_tokens=3)
+            session.step_phase()
+
+            assert session.row(1).request_id == name
+
+    def test_an_abort_takes_effect_at_the_next_resolve(self) -> None:
+        with make_session() as session:
+            name = session.submit([1], max_tokens=9, ignore_eos=True)
+            session.run(3)
+            session.step_phase()
+            session.abort(name)
+            given = len(session.outputs[name].token_ids)
+
+            session.run()
+
+            assert session.outputs[name].finish_reason == "abort"
+            assert len(session.outputs[name].token_ids) == given
+
+
 class TestArrivals:
     def test_an_arrival_by_iteration_comes_before_that_iteration_begins(self) -> None:
         with make_session(clock="iterations") as session:

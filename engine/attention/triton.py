@@ -1,0 +1,197 @@
+"""Paged attention in Triton: split-KV decode and flash prefill, with all lengths on the device and no host planning.
+
+Letters: T tokens, N batch rows, H query heads, G key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.attention import triton_kernels
+from engine.batch import ForwardBatch
+from engine.errors import ConfigError
+from engine.kernels.torch import append
+from engine.models.base import LayerCache
+
+DTYPES = (torch.bfloat16, torch.float16)
+MAX_HEAD_DIM = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTile:
+    """How decode attention is cut into programs, by measurement on an H200."""
+
+    tile: int = 64
+    """Keys of one pass."""
+    num_warps: int = 4
+    num_stages: int = 3
+    """Passes whose loads are in flight at once."""
+    programs: int = 528
+    """Rows are split until there are about this many: four on each of 132 multiprocessors."""
+    max_splits: int = 32
+
+
+class TritonAttention:
+    """Implements :class:`engine.attention.base.Attention` for bfloat16 and float16 on CUDA."""
+
+    name = "triton"
+
+    def __init__(self, decode_tile: DecodeTile | None = None) -> None:
+        self._tile = decode_tile or DecodeTile()
+
+    def __call__(
+        self,
+        q_THD: Tensor,
+        k_TGD: Tensor,
+        v_TGD: Tensor,
+        cache: LayerCache,
+        batch: ForwardBatch,
+        *,
+        scale: float,
+        window: int | None = None,
+    ) -> Tensor:
+        """See :class:`engine.attention.base.Attention`."""
+        append(cache, k_TGD, v_TGD, batch.slots_T)
+        return self.attend(q_THD, cache, batch, scale=scale, window=window)
+
+    def attend(
+        self, q_THD: Tensor, cache: LayerCache, batch: ForwardBatch, *, scale: float, window: int | None = None
+    ) -> Tensor:
+        """See :class:`engine.attention.base.Attention`."""
+        check_supported(q_THD, cache)
+        shape = batch.shape
+        q_THD = q_THD.contiguous()
+        # Prefill leaves out padding tokens, whose rows must be finite all the same.
+        out_THD = torch.zeros_like(q_THD) if shape.num_prefill else torch.empty_like(q_THD)
+        if shape.num_decode:
+            decode(q_THD, cache, batch, out_THD, scale=scale, window=window, tile=self._tile)
+        if shape.num_prefill:
+            prefill(q_THD, cache, batch, out_THD, scale=scale, window=window)
+        return out_THD
+
+
+def check_supported(q_THD: Tensor, cache: LayerCache) -> None:
+    """ConfigError for what these kernels do not compute; it names the reference, which does."""
+    if q_THD.dtype not in DTYPES:
+        raise ConfigError(
+            f"attention_backend='triton' computes in bfloat16 and float16, got {q_THD.dtype}; "
+            "use attention_backend='torch' or dtype='bfloat16'"
+        )
+    if q_THD.shape[2] > MAX_HEAD_DIM:
+        raise ConfigError(
+            f"attention_backend='triton' takes head_dim up to {MAX_HEAD_DIM}, got {q_THD.shape[2]}; "
+            "use attention_backend='torch'"
+        )
+    assert all(tensor.is_contiguous() for tensor in cache), "entries are addressed by slot"
+
+
+def decode(
+    q_THD: Tensor,
+    cache: LayerCache,
+    batch: ForwardBatch,
+    out_THD: Tensor,
+    *,
+    scale: float,
+    window: int | None,
+    tile: DecodeTile,
+    queries: int = 1,
+) -> None:
+    """Attention of the decode rows into the first ``num_decode * queries`` tokens of ``out``.
+
+    Args:
+        q_THD: Queries; decode row i has tokens [i * queries, (i + 1) * queries), its newest.
+        cache: Keys and values, this forward's written.
+        batch: Lengths, slots and block tables.
+        out_THD: Written in place.
+        scale: Factor on the scores.
+        window: Keys a query sees, its own included; None: all.
+        tile: How to cut the work.
+        queries: Query tokens of every decode row.
+    """
+    rows, block_size = batch.shape.num_decode, cache[0].shape[1]
+    _, heads, head_dim = q_THD.shape
+    kv_heads = cache[0].shape[2]
+    group = heads // kv_heads
+    longest = batch.shape.num_kv_blocks * block_size
+    splits = min(tile.max_splits, max(1, tile.programs // (rows * kv_heads)), -(-longest // tile.tile))
+    options = {
+        "GROUP": group,
+        "QUERIES": queries,
+        "KV_HEADS": kv_heads,
+        "HEAD_DIM": head_dim,
+        "WINDOW": window or 0,
+        "SPLITS": splits,
+        "BLOCK_D": max(16, 1 << (head_dim - 1).bit_length()),
+        "TILE": tile.tile,
+    }
+    partial = partial_log = None
+    if splits > 1:
+        places = rows * kv_heads * splits * group * queries
+        partial = torch.empty((places, head_dim), dtype=torch.float32, device=q_THD.device)
+        partial_log = torch.empty(places, dtype=torch.float32, device=q_THD.device)
+    table_NK = batch.block_table_NK
+    triton_kernels.decode_kernel[(kv_heads, splits, rows)](
+        q_THD,
+        *cache,
+        table_NK,
+        batch.slots_T,
+        batch.kv_len_N,
+        out_THD,
+        partial,
+        partial_log,
+        scale * math.log2(math.e),
+        table_NK.stride(0),
+        BLOCK_SIZE=block_size,
+        BLOCK_H=max(16, 1 << (group * queries - 1).bit_length()),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        **options,
+    )
+    if splits > 1:
+        triton_kernels.combine_kernel[(kv_heads, group * queries, rows)](
+            batch.kv_len_N,
+            out_THD,
+            partial,
+            partial_log,
+            BLOCK_S=1 << (splits - 1).bit_length(),
+            num_warps=1 if splits <= 8 else 4,
+            **options,
+        )
+
+
+def prefill(
+    q_THD: Tensor, cache: LayerCache, batch: ForwardBatch, out_THD: Tensor, *, scale: float, window: int | None
+) -> None:
+    """Attention of the prefill rows into their tokens of ``out``; padding tokens are left alone."""
+    shape, block_size = batch.shape, cache[0].shape[1]
+    _, heads, head_dim = q_THD.shape
+    kv_heads = cache[0].shape[2]
+    block_d = max(16, 1 << (head_dim - 1).bit_length())
+    block_q = 128 if shape.max_query_len > 64 else 64
+    table_NK = batch.block_table_NK
+    triton_kernels.prefill_kernel[(-(-shape.max_query_len // block_q), heads, shape.num_prefill)](
+        q_THD,
+        *cache,
+        table_NK,
+        batch.query_start_N,
+        batch.query_len_N,
+        batch.kv_len_N,
+        out_THD,
+        scale * math.log2(math.e),
+        table_NK.stride(0),
+        shape.num_decode,
+        GROUP=heads // kv_heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size,
+        WINDOW=window or 0,
+        BLOCK_Q=block_q,
+        BLOCK_D=block_d,
+        TILE=64,
+        num_warps=8 if block_q == 128 else 4,
+        num_stages=2 if block_d > 128 else 3,
+    )

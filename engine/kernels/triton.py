@@ -1,0 +1,187 @@
+"""The operations as Triton kernels, and cuBLAS for products of many rows. For bfloat16 and float16 on CUDA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.kernels import triton_elementwise as elementwise
+from engine.kernels import triton_linear
+from engine.kernels.base import Norm, Projection
+from engine.models.base import LayerCache
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How a product of few rows is cut into programs."""
+
+    block_n: int
+    """Outputs of one program."""
+    block_k: int
+    """Inputs of one pass of its loop."""
+    num_warps: int
+    num_stages: int = 1
+    """Passes whose loads are in flight at once."""
+
+
+def tile_for(rows: int, outputs: int, inputs: int) -> Tile | None:
+    """The tile that was fastest on an H200 (``benchmarks/gpu_kernels.py``); None: cuBLAS was.
+
+    Args:
+        rows: Of the activations.
+        outputs: Rows of the weight matrix that one program column stands for; SwiGLU's F, not 2 F.
+        inputs: Columns of the weight matrix.
+    """
+    if rows == 1:
+        return Tile(block_n=4, block_k=1024, num_warps=4)
+    if rows <= 16:
+        return Tile(block_n=16, block_k=256, num_warps=4, num_stages=4)
+    return None
+
+
+class TritonKernels:
+    """Implements :class:`engine.kernels.base.Kernels`."""
+
+    name = "triton"
+
+    def rms_norm(self, x_TI: Tensor, norm: Norm) -> Tensor:
+        size = x_TI.shape[-1]
+        out_TI = torch.empty_like(x_TI)
+        block = power_of_two(size)
+        warps = min(16, max(1, block // 512))
+        elementwise.rms_norm_kernel[(x_TI.numel() // size,)](
+            x_TI, norm.weight, out_TI, norm.eps, SIZE=size, BLOCK=block, num_warps=warps
+        )
+        return out_TI
+
+    def linear(self, x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        tile = tile_for(x_TI.shape[0], *weight_OI.shape)
+        if tile is None:
+            return functional.linear(x_TI, weight_OI, bias_O)
+        return few_rows(x_TI, weight_OI, tile, bias=bias_O)
+
+    def norm_linear(self, x_TI: Tensor, norm: Norm, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+        tile = tile_for(x_TI.shape[0], *weight_OI.shape)
+        if tile is None:
+            return functional.linear(self.rms_norm(x_TI, norm), weight_OI, bias_O)
+        return few_rows(x_TI, weight_OI, tile, norm=norm, bias=bias_O)
+
+    def norm_swiglu(self, x_TI: Tensor, norm: Norm, gate_up: Projection) -> Tensor:
+        size = gate_up.weight.shape[0] // 2
+        tile = tile_for(x_TI.shape[0], size, gate_up.weight.shape[1])
+        if tile is not None:
+            return few_rows(x_TI, gate_up.weight, tile, norm=norm, bias=gate_up.bias, is_swiglu=True)
+        return swiglu(functional.linear(self.rms_norm(x_TI, norm), gate_up.weight, gate_up.bias))
+
+    def linear_add(self, x_TI: Tensor, projection: Projection, residual_TO: Tensor) -> Tensor:
+        weight_OI, bias_O = projection.weight, projection.bias
+        tile = tile_for(x_TI.shape[0], *weight_OI.shape)
+        if tile is not None:
+            return few_rows(x_TI, weight_OI, tile, bias=bias_O, residual=residual_TO, out=residual_TO)
+        if bias_O is not None:
+            residual_TO.add_(bias_O)
+        return residual_TO.addmm_(x_TI, weight_OI.t())  # the product's own accumulator adds it: one rounding, one pass
+
+    def rotation_tables(
+        self, positions_T: Tensor, frequencies: Tensor, attention_factor: float
+    ) -> tuple[Tensor, Tensor]:
+        half = frequencies.shape[0]
+        tables = torch.empty((2, positions_T.shape[0], 1, half), dtype=torch.float32, device=positions_T.device)
+        cos, sin = tables[0], tables[1]
+        elementwise.rotation_tables_kernel[(positions_T.shape[0],)](
+            positions_T, frequencies, cos, sin, attention_factor, HALF=half, BLOCK=power_of_two(half), num_warps=1
+        )
+        return cos, sin
+
+    def rotate_and_append(
+        self,
+        qkv_TYD: Tensor,
+        head_norms: tuple[Norm, Norm] | None,
+        tables: tuple[Tensor, Tensor],
+        cache: LayerCache,
+        slots_T: Tensor,
+    ) -> Tensor:
+        tokens, all_heads, head_dim = qkv_TYD.shape
+        kv_heads = cache[0].shape[2]
+        heads = all_heads - 2 * kv_heads
+        assert qkv_TYD.is_contiguous(), "heads are addressed by their place in a contiguous tensor"
+        q_THD = torch.empty((tokens, heads, head_dim), dtype=qkv_TYD.dtype, device=qkv_TYD.device)
+        q_norm, k_norm = head_norms or (None, None)
+        block = 8
+        elementwise.rotate_and_append_kernel[(tokens, -(-all_heads // block))](
+            qkv_TYD,
+            q_norm.weight if q_norm else None,
+            k_norm.weight if k_norm else None,
+            q_norm.eps if q_norm else 0.0,
+            k_norm.eps if k_norm else 0.0,
+            *tables,
+            slots_T,
+            q_THD,
+            *cache,
+            HEADS=heads,
+            KV_HEADS=kv_heads,
+            HEAD_DIM=head_dim,
+            HAS_NORM=head_norms is not None,
+            BLOCK_Y=block,
+            BLOCK_HALF=power_of_two(head_dim // 2),
+            num_warps=4,
+        )
+        return q_THD
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """SiLU of the first half of the columns times the second half; [T, 2 F] to [T, F]."""
+    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out_TF = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
+    block = 1024
+    elementwise.swiglu_kernel[(rows, -(-size // block))](gate_up, out_TF, SIZE=size, BLOCK=block, num_warps=4)
+    return out_TF
+
+
+def few_rows(
+    x_TI: Tensor,
+    weight_OI: Tensor,
+    tile: Tile,
+    *,
+    norm: Norm | None = None,
+    bias: Tensor | None = None,
+    is_swiglu: bool = False,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """A product that reads the weights once, with what goes before and after it; see ``triton_linear.py``."""
+    rows, inputs = x_TI.shape
+    outputs = weight_OI.shape[0] // 2 if is_swiglu else weight_OI.shape[0]
+    assert x_TI.is_contiguous(), "rows are addressed by their place in a contiguous tensor"
+    if out is None:
+        out = torch.empty((rows, outputs), dtype=x_TI.dtype, device=x_TI.device)
+    pointers = (x_TI, weight_OI, bias, norm.weight if norm else None, residual, out, norm.eps if norm else 0.0)
+    options: dict[str, Any] = {
+        "INPUTS": inputs,
+        "HAS_NORM": norm is not None,
+        "HAS_BIAS": bias is not None,
+        "HAS_RESIDUAL": residual is not None,
+        "IS_SWIGLU": is_swiglu,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+    }
+    columns = -(-outputs // tile.block_n)
+    if rows == 1:
+        triton_linear.one_row_kernel[(columns,)](*pointers, outputs, **options)
+    else:
+        block_m = max(16, min(64, power_of_two(rows)))
+        triton_linear.few_rows_kernel[(columns, -(-rows // block_m))](
+            *pointers, rows, outputs, BLOCK_M=block_m, **options
+        )
+    return out
+
+
+def power_of_two(size: int) -> int:
+    """The smallest power of two that is not below ``size``."""
+    return 1 << (size - 1).bit_length()

@@ -1,0 +1,171 @@
+"""Every fused kernel against plain torch in float64: random shapes, poisoned outputs, entries that must not be read."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.kernels import TorchKernels
+
+pytest.importorskip("triton")
+from engine.kernels.triton import Tile, TritonKernels, few_rows, swiglu, tile_for
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE = {
+    # ‖out - reference‖ / ‖reference‖; one rounding of the result is 2^-9 / sqrt(3) = 1.1e-3 in bfloat16.
+    ("pointwise", torch.bfloat16): 2.5e-3,  # inputs are exact, the result is rounded once
+    ("pointwise", torch.float16): 3.5e-4,
+    ("product", torch.bfloat16): 5e-3,  # a normed input or SiLU's factor is rounded before the last rounding
+    ("product", torch.float16): 7e-4,
+    ("tables", torch.float32): 1e-6,
+}
+KERNELS, REFERENCE = TritonKernels(), TorchKernels()
+HALF = [torch.bfloat16, torch.float16]
+
+
+def random(*shape: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, device=DEVICE) * scale).to(dtype)
+
+
+def norm(size: int, dtype: torch.dtype = torch.bfloat16, eps: float = 1e-6) -> SimpleNamespace:
+    return SimpleNamespace(weight=random(size, dtype=dtype) * 0.2 + 1.0, eps=eps)
+
+
+def projection(outputs: int, inputs: int, *, bias: bool, dtype: torch.dtype = torch.bfloat16) -> SimpleNamespace:
+    weight = random(outputs, inputs, dtype=dtype, scale=inputs**-0.5)
+    return SimpleNamespace(weight=weight, bias=random(outputs, dtype=dtype) if bias else None)
+
+
+def wide(thing):
+    """The same in float64: tensors, and the parameters of norms and projections."""
+    if isinstance(thing, Tensor):
+        return thing.double() if thing.is_floating_point() else thing
+    if isinstance(thing, tuple):
+        return tuple(wide(item) for item in thing)
+    if isinstance(thing, SimpleNamespace):
+        return SimpleNamespace(**{name: wide(value) for name, value in vars(thing).items()})
+    return thing
+
+
+def check(kind: str, out: Tensor, reference: Tensor) -> None:
+    error = float((out.double() - reference.double()).norm() / reference.double().norm())
+    assert error < TOLERANCE[kind, out.dtype], f"relative error {error:.2e}"
+
+
+class TestRmsNorm:
+    @pytest.mark.parametrize("dtype", HALF)
+    @pytest.mark.parametrize(("rows", "size"), [(1, 64), (17, 1024), (3, 1152), (256, 4096)])
+    def test_equals_the_reference(self, rows: int, size: int, dtype: torch.dtype) -> None:
+        x, parameters = random(rows, size, dtype=dtype, scale=3.0), norm(size, dtype)
+
+        check("pointwise", KERNELS.rms_norm(x, parameters), REFERENCE.rms_norm(wide(x), wide(parameters)))
+
+
+class TestSwiglu:
+    @pytest.mark.parametrize(("rows", "size"), [(1, 160), (33, 3072), (5, 4096)])
+    def test_equals_the_reference(self, rows: int, size: int) -> None:
+        gate_up = random(rows, 2 * size)
+        gate, up = gate_up.double().chunk(2, dim=-1)
+
+        check("pointwise", swiglu(gate_up), torch.nn.functional.silu(gate) * up)
+
+
+class TestRotationTables:
+    def test_keep_their_accuracy_at_far_positions(self) -> None:
+        positions = torch.tensor([0, 1, 77, 4097, 40959], device=DEVICE)
+        frequencies = 1_000_000.0 ** -(torch.arange(64, device=DEVICE) / 64)
+
+        found = KERNELS.rotation_tables(positions, frequencies, 1.25)
+
+        for table, expected in zip(found, REFERENCE.rotation_tables(positions, frequencies, 1.25), strict=True):
+            assert table.shape == expected.shape
+            check("tables", table, expected)
+
+
+class TestRotateAndAppend:
+    @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (32, 8, 64), (4, 4, 72), (6, 2, 16)])
+    @pytest.mark.parametrize("has_norm", [True, False])
+    @pytest.mark.parametrize("dtype", HALF)
+    def test_writes_the_given_slots_and_no_other(
+        self, heads: int, kv_heads: int, head_dim: int, has_norm: bool, dtype: torch.dtype
+    ) -> None:
+        tokens, num_slots = 19, 5 * 16
+        qkv = random(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
+        norms = (norm(head_dim, dtype), norm(head_dim, dtype, eps=1e-3)) if has_norm else None
+        positions = torch.randint(0, 4000, (tokens,), device=DEVICE)
+        frequencies = 10_000.0 ** -(torch.arange(head_dim // 2, device=DEVICE) / (head_dim // 2))
+        slots = torch.randperm(num_slots, device=DEVICE)[:tokens]
+        cache = tuple(
+            torch.full((5, 16, kv_heads, head_dim), float("nan"), dtype=dtype, device=DEVICE) for _ in range(2)
+        )
+        expected_cache = wide(cache)
+        tables = REFERENCE.rotation_tables(positions, frequencies.double(), 1.0)
+
+        q = KERNELS.rotate_and_append(qkv, norms, tuple(t.float() for t in tables), cache, slots)
+
+        expected = REFERENCE.rotate_and_append(wide(qkv), wide(norms), tables, expected_cache, slots)
+        check("pointwise", q, expected)
+        for tensor, reference in zip(cache, expected_cache, strict=True):
+            assert torch.equal(tensor.isnan(), reference.isnan())
+            check("pointwise", tensor.flatten(0, 1)[slots], reference.flatten(0, 1)[slots])
+
+
+class TestProducts:
+    """Of every number of rows: few take our kernels, many cuBLAS."""
+
+    ROWS = (1, 2, 7, 8, 16, 17, 40)
+
+    @pytest.mark.parametrize("rows", ROWS)
+    @pytest.mark.parametrize(("outputs", "inputs"), [(96, 64), (1024, 2048), (1000, 1152)])
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_linear_and_norm_before_it(self, rows: int, outputs: int, inputs: int, bias: bool) -> None:
+        x, parameters, p = random(rows, inputs, scale=2.0), norm(inputs), projection(outputs, inputs, bias=bias)
+
+        plain = KERNELS.linear(x, p.weight, p.bias)
+        normed = KERNELS.norm_linear(x, parameters, p.weight, p.bias)
+
+        w = wide(p)
+        check("product", plain, REFERENCE.linear(wide(x), w.weight, w.bias))
+        check("product", normed, REFERENCE.norm_linear(wide(x), wide(parameters), w.weight, w.bias))
+
+    @pytest.mark.parametrize("rows", ROWS)
+    @pytest.mark.parametrize(("size", "inputs"), [(160, 64), (3072, 1024), (1000, 1152)])
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_swiglu(self, rows: int, size: int, inputs: int, bias: bool) -> None:
+        x, parameters, p = random(rows, inputs), norm(inputs), projection(2 * size, inputs, bias=bias)
+
+        check(
+            "product",
+            KERNELS.norm_swiglu(x, parameters, p),
+            REFERENCE.norm_swiglu(wide(x), wide(parameters), wide(p)),
+        )
+
+    @pytest.mark.parametrize("rows", ROWS)
+    @pytest.mark.parametrize(("outputs", "inputs"), [(64, 96), (1024, 3072), (1152, 1000)])
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_added_to_the_residual(self, rows: int, outputs: int, inputs: int, bias: bool) -> None:
+        x, p, residual = random(rows, inputs), projection(outputs, inputs, bias=bias), random(rows, outputs, scale=4.0)
+        expected = REFERENCE.linear_add(wide(x), wide(p), wide(residual))
+
+        check("product", KERNELS.linear_add(x, p, residual), expected)
+
+    @pytest.mark.parametrize("rows", [1, 3, 16, 33, 70])
+    def test_writes_every_output_and_none_beyond(self, rows: int) -> None:
+        outputs, inputs = 100, 72
+        x, p = random(rows, inputs), projection(outputs, inputs, bias=False)
+        guarded = torch.full((rows + 2, outputs), float("nan"), dtype=torch.bfloat16, device=DEVICE)
+        tile = Tile(block_n=16, block_k=64, num_warps=4, num_stages=2)
+
+        few_rows(x, p.weight, tile, out=guarded[1:-1])
+
+        check("product", guarded[1:-1], wide(x) @ wide(p.weight).T)
+        assert guarded[[0, -1]].isnan().all()
+
+    def test_tiles_hold_for_powers_of_two_only(self) -> None:
+        for rows in (1, 2, 8, 16, 32):
+            for outputs, inputs in ((4096, 1024), (1024, 3072), (12288, 4096), (151936, 1024)):
+                tile = tile_for(rows, outputs, inputs)
+                assert tile is None or (tile.block_n & (tile.block_n - 1) == 0 and tile.block_k & (tile.block_k - 1) == 0)
