@@ -32,7 +32,6 @@ help: ## Show this list
 
 demo: $(VENV)/.stamp-demo ## Serve SmolLM2 in both modes, compare, write runs/demo/report.html
 	$(BIN)/python -m workbench demo $(device_flag)
-	@echo "report: $(CURDIR)/runs/demo/report.html"
 	@echo "next:   make lab"
 
 lab: $(VENV)/.stamp-demo ## Open the notebooks in JupyterLab

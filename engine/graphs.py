@@ -146,6 +146,8 @@ class GraphSet:
         self._max_blocks = max_blocks
         self._buckets_kv = buckets_kv
         self._replays: dict[BatchShape, Callable[[], Tensor]] = {}
+        self._matches: dict[BatchDimensions, BatchDimensions | None] = {}
+        self._shapes: dict[tuple[BatchDimensions, int], BatchShape] = {}
 
     def __bool__(self) -> bool:
         return bool(self.sizes)
@@ -157,20 +159,29 @@ class GraphSet:
         """The size ``real`` runs in, or None and why there is none."""
         if not self.sizes:
             return None, "graphs are off"
-        graph = match_graph(real, self.sizes)
+        if real.num_prefill:
+            graph = match_graph(real, self.sizes)
+        else:  # at most one decode batch a row count, asked for at every step
+            if real not in self._matches:
+                self._matches[real] = match_graph(real, self.sizes)
+            graph = self._matches[real]
         if graph is not None:
             return graph, None
         return None, "prefill not captured" if real.num_prefill else "larger than every graph"
 
     def shape(self, graph: BatchDimensions, kv_blocks: int) -> BatchShape:
         """The static shape that runs ``graph`` with rows of up to ``kv_blocks`` blocks."""
-        return BatchShape(
-            num_tokens=graph.num_tokens,
-            num_decode=graph.num_decode,
-            num_prefill=graph.num_prefill,
-            max_query_len=graph.num_tokens - graph.num_decode if graph.num_prefill else 0,
-            num_kv_blocks=kv_bucket(kv_blocks, self._max_blocks) if self._buckets_kv else self._max_blocks,
-        )
+        columns = kv_bucket(kv_blocks, self._max_blocks) if self._buckets_kv else self._max_blocks
+        shape = self._shapes.get((graph, columns))
+        if shape is None:
+            shape = self._shapes[graph, columns] = BatchShape(
+                num_tokens=graph.num_tokens,
+                num_decode=graph.num_decode,
+                num_prefill=graph.num_prefill,
+                max_query_len=graph.num_tokens - graph.num_decode if graph.num_prefill else 0,
+                num_kv_blocks=columns,
+            )
+        return shape
 
     def shapes(self) -> list[BatchShape]:
         """Every shape to capture, the largest first, so that later captures find the memory they share."""
@@ -189,3 +200,4 @@ class GraphSet:
         """Forget every captured forward."""
         self.sizes.clear()
         self._replays.clear()
+        self._matches.clear()

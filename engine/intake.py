@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Container, Sequence
 from typing import Any
@@ -43,7 +44,7 @@ class Intake:
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params must be SamplingParams, got {type(params).__name__}", field="params")
         if request_id is None:
-            request_id = f"request-{key}"
+            request_id = _free_name(f"request-{key}", live)
         if not isinstance(request_id, str) or not request_id:
             raise RequestError(f"request_id must be a string that is not empty, got {request_id!r}", field="request_id")
         if request_id in live:
@@ -123,3 +124,9 @@ class Intake:
             raise RequestError(
                 f"prompt of {request.request_id}: {problem}", field="prompt", request_id=request.request_id
             )
+
+
+def _free_name(name: str, live: Container[str]) -> str:
+    """``name``, or ``name`` with a number where a caller has given it to a request of their own."""
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(free for free in names if free not in live)

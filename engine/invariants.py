@@ -124,10 +124,7 @@ def _check_owner(engine: Engine, row: int) -> None:
         "is_prefill": (bool(table.is_prefill[row]), request.state is RequestState.PREFILL),
         "ignores_eos": (bool(table.ignores_eos[row]), params.ignore_eos),
         "has_stops": (bool(table.has_stops[row]), bool(params.stop_token_ids)),
-        "is_watched": (
-            bool(table.is_watched[row]),
-            request.stream or bool(params.stop) or params.logprobs is not None,
-        ),
+        "is_watched": (bool(table.is_watched[row]), request.is_watched),
     }
     for name, (held, wanted) in found.items():
         require(held == wanted, "I11", "row {}: {} is {}, its request has {}", row, name, held, wanted)

@@ -277,6 +277,12 @@ class Request:
         """Output tokens it may still get."""
         return self.max_new_tokens - len(self.output_ids)
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether a token of it needs more than to be kept: it streams, has stops, or wants log probabilities."""
+        params = self.params
+        return self.stream or bool(params.stop or params.stop_token_ids) or params.logprobs is not None
+
     def move_to(self, state: RequestState) -> None:
         """Change state.
 

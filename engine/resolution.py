@@ -49,39 +49,38 @@ def commit_results(
     Results are tied to generations: a row whose owner has changed since sampling takes nothing. Rows in plain decode
     need no more than their token; only the others are looked at closely.
     """
-    rows = np.arange(result.first_row, result.first_row + result.num_rows)
+    rows = slice(result.first_row, result.first_row + result.num_rows)
     ints = result.buffers.ints[1].numpy()[:, : result.num_rows]
     tokens: list[int] = ints[0].tolist()
-    counters.sampled_rows += result.num_rows
-    counters.near_boundary += int(ints[2].sum())
-    owned = (table.key[rows] == result.keys) & (ints[1] == 0)
-    if not owned.all():
-        _fail_bad_rows(ints[1], table, rows, result.keys, iteration)
-    may_end = _may_end(table, rows, ints[0], resolved.eos_token_ids)
-    close = may_end | table.is_prefill[rows] | table.is_watched[rows]
+    requests = table.requests[rows]
+    owned = table.key[rows] == result.keys
+    if ints[1].any():
+        _fail_bad_rows(ints[1], table, result, iteration)
+        owned &= ints[1] == 0
+    close = _needs_a_closer_look(table, rows, ints[0], resolved.eos_token_ids)
     if has_aborts:
         close[:] = True
-    requests = table.requests[result.first_row : result.first_row + result.num_rows]
     plain = owned & ~close
     for i in np.flatnonzero(plain).tolist():
         request = requests[i]
         assert request is not None
         request.output_ids.append(tokens[i])
         iteration.advanced.append(request)
-    table.num_output[rows[plain]] += 1
-    iteration.new_tokens += int(np.count_nonzero(plain))
+    table.num_output[rows] += plain
+    iteration.new_tokens += len(iteration.advanced)
     now_ns = time.perf_counter_ns()
     for i in np.flatnonzero(owned & close).tolist():
         request = requests[i]
         assert request is not None
         if request.abort_requested:
             continue  # after an abort no token is given
-        table.num_output[rows[i]] += 1
+        table.num_output[result.first_row + i] += 1
         _commit_closely(request, result, i, tokens[i], iteration, now_ns)
-        if may_end[i]:
-            _end(request, resolved.eos_token_ids, iteration)
+        _end(request, resolved.eos_token_ids, iteration)
     _commit_prompts(result)
     table.is_prefill[rows] = False
+    counters.sampled_rows += result.num_rows
+    counters.near_boundary += int(ints[2].sum())
 
 
 def _commit_closely(
@@ -101,13 +100,16 @@ def _commit_closely(
         request.logprobs.append(row)
 
 
-def _may_end(
-    table: RequestTable, rows: NDArray[np.int64], tokens: NDArray[np.int64], eos: tuple[int, ...]
+def _needs_a_closer_look(
+    table: RequestTable, rows: slice, tokens: NDArray[np.int64], eos: tuple[int, ...]
 ) -> NDArray[np.bool_]:
-    """Rows worth a closer look; all others certainly go on."""
-    length = table.num_output[rows] + 1 >= table.max_output[rows]
-    at_eos = np.isin(tokens, eos) & ~table.ignores_eos[rows]
-    return np.asarray(length | at_eos | table.has_stops[rows], dtype=np.bool_)
+    """Rows that may end, are new, or want more than tokens; all others certainly go on."""
+    close: NDArray[np.bool_] = table.num_output[rows] + 1 >= table.max_output[rows]
+    close |= table.is_watched[rows]
+    close |= table.is_prefill[rows]
+    for token_id in eos:
+        close |= tokens == token_id
+    return close
 
 
 def _first_token(request: Request, now_ns: int, iteration: int) -> None:
@@ -125,14 +127,10 @@ def _end(request: Request, eos: tuple[int, ...], iteration: Iteration) -> None:
         iteration.ended.append(request)
 
 
-def _fail_bad_rows(
-    bad: NDArray[np.int64],
-    table: RequestTable,
-    rows: NDArray[np.int64],
-    keys: NDArray[np.int64],
-    iteration: Iteration,
-) -> None:
+def _fail_bad_rows(bad: NDArray[np.int64], table: RequestTable, result: SampleResult, iteration: Iteration) -> None:
     """A row whose logits hold NaN or nothing finite fails its own request; the others are not touched."""
+    rows = np.arange(result.first_row, result.first_row + result.num_rows)
+    keys = result.keys
     for i in np.flatnonzero((bad != 0) & (table.key[rows] == keys)).tolist():
         request = table.requests[int(rows[i])]
         if request is None or request.abort_requested:

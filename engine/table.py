@@ -16,7 +16,7 @@
         chunk_done   [R]     int32   prompt tokens read by earlier chunks
         ignores_eos  [R]     bool    EOS does not end it
         has_stops    [R]     bool    it has stop ids of its own
-        is_watched   [R]     bool    it streams, has stop strings, or wants log probabilities
+        is_watched   [R]     bool    it streams, has stops of its own, or wants log probabilities
 
 The columns are plain numpy: what the device reads is staged in a pinned slab (``engine/staging.py``), so nothing here
 is ever the source of a copy in flight, and phases may change rows freely.
@@ -145,7 +145,7 @@ class RequestTable:
         self.is_prefill[row] = True
         self.ignores_eos[row] = request.params.ignore_eos
         self.has_stops[row] = bool(request.params.stop_token_ids)
-        self.is_watched[row] = request.stream or bool(request.params.stop) or request.params.logprobs is not None
+        self.is_watched[row] = request.is_watched
         self.block_ids[row, : block_ids.size] = block_ids
         self.block_count[row] = block_ids.size
         self.num_live += 1

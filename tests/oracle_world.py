@@ -388,6 +388,7 @@ class World:
             assert tuple(one.new_ids) == output.token_ids, f"{output.request_id}: new ids do not add up (I46)"
             assert one.new_text == output.text, f"{output.request_id}: new text does not add up (I46)"
             assert output.prompt_token_ids == tuple(one.prompt)
+            assert output.logprobs is None or len(output.logprobs) == len(output.token_ids)
             if output.finished:
                 one.last = output
                 self.verify(one)
@@ -422,6 +423,11 @@ class World:
             if output.finish_reason != "error" and self.engine.loaded.tokenizer is not None:
                 assert output.text == expected.text, f"{name}: {output.text!r}, not {expected.text!r}"
         self._verify_logprobs(one, output, expected)
+        times = output.timings
+        known = [times.arrival_ns, times.admitted_ns, times.first_token_ns, times.finished_ns]
+        passed = [moment for moment in known if moment is not None]
+        assert passed == sorted(passed), f"{name}: times run backwards: {times} (I44)"
+        assert times.first_token_ns is not None or not count
 
     def _verify_logprobs(self, one: Submitted, output: RequestOutput, expected: Expected) -> None:
         if one.params.logprobs is None:

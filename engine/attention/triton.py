@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,6 +64,7 @@ class TritonAttention:
     ) -> Tensor:
         """See :class:`engine.attention.base.Attention`."""
         check_supported(q_THD, cache)
+        check_contiguous(batch, cache)
         shape = batch.shape
         q_THD = q_THD.contiguous()
         # Prefill leaves out padding tokens, whose rows must be finite all the same.
@@ -86,7 +88,13 @@ def check_supported(q_THD: Tensor, cache: LayerCache) -> None:
             f"attention_backend='triton' takes head_dim up to {MAX_HEAD_DIM}, got {q_THD.shape[2]}; "
             "use attention_backend='torch'"
         )
-    assert all(tensor.is_contiguous() for tensor in cache), "entries are addressed by slot"
+
+
+def check_contiguous(batch: ForwardBatch, cache: LayerCache) -> None:
+    """Kernels get bare addresses, so elements must lie where indices say."""
+    per_row = (batch.query_start_N, batch.query_len_N, batch.kv_len_N, batch.slots_T)
+    assert all(tensor.is_contiguous() for tensor in (*per_row, *cache)), "lengths, slots and caches must be contiguous"
+    assert batch.block_table_NK.stride(1) == 1, "a row of the block table must be contiguous"
 
 
 def decode(
@@ -118,16 +126,7 @@ def decode(
     group = heads // kv_heads
     longest = batch.shape.num_kv_blocks * block_size
     splits = min(tile.max_splits, max(1, tile.programs // (rows * kv_heads)), -(-longest // tile.tile))
-    options = {
-        "GROUP": group,
-        "QUERIES": queries,
-        "KV_HEADS": kv_heads,
-        "HEAD_DIM": head_dim,
-        "WINDOW": window or 0,
-        "SPLITS": splits,
-        "BLOCK_D": max(16, 1 << (head_dim - 1).bit_length()),
-        "TILE": tile.tile,
-    }
+    options = decode_options(tile, group, queries, kv_heads, head_dim, window is not None, splits)
     partial = partial_log = None
     if splits > 1:
         places = rows * kv_heads * splits * group * queries
@@ -144,6 +143,7 @@ def decode(
         partial,
         partial_log,
         scale * math.log2(math.e),
+        window or 0,
         table_NK.stride(0),
         BLOCK_SIZE=block_size,
         BLOCK_H=max(16, 1 << (group * queries - 1).bit_length()),
@@ -157,10 +157,27 @@ def decode(
             out_THD,
             partial,
             partial_log,
+            window or 0,
             BLOCK_S=1 << (splits - 1).bit_length(),
             num_warps=1 if splits <= 8 else 4,
             **options,
         )
+
+
+def decode_options(
+    tile: DecodeTile, group: int, queries: int, kv_heads: int, head_dim: int, has_window: bool, splits: int
+) -> dict[str, Any]:
+    """Compile-time constants of the decode and combine kernels."""
+    return {
+        "GROUP": group,
+        "QUERIES": queries,
+        "KV_HEADS": kv_heads,
+        "HEAD_DIM": head_dim,
+        "HAS_WINDOW": has_window,
+        "SPLITS": splits,
+        "BLOCK_D": max(16, 1 << (head_dim - 1).bit_length()),
+        "TILE": tile.tile,
+    }
 
 
 def prefill(
@@ -182,13 +199,14 @@ def prefill(
         batch.kv_len_N,
         out_THD,
         scale * math.log2(math.e),
+        window or 0,
         table_NK.stride(0),
         shape.num_decode,
         GROUP=heads // kv_heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        WINDOW=window or 0,
+        HAS_WINDOW=window is not None,
         BLOCK_Q=block_q,
         BLOCK_D=block_d,
         TILE=64,

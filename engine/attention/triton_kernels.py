@@ -30,13 +30,14 @@ def decode_kernel(
     partial,
     partial_log,
     scale_log2,
+    window,
     table_stride,
     GROUP: tl.constexpr,
     QUERIES: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -53,8 +54,8 @@ def decode_kernel(
     query = lane // GROUP
     last_seen = length - QUERIES + query
     first = 0
-    if WINDOW > 0:
-        first = tl.maximum(length - QUERIES + 1 - WINDOW, 0)
+    if HAS_WINDOW:
+        first = tl.maximum(length - QUERIES + 1 - window, 0)
     share = share_of_split(first, length, SPLITS, TILE)
     begin = first + split * share
     end = tl.minimum(begin + share, length)
@@ -82,8 +83,8 @@ def decode_kernel(
         key = tl.load(keys + entry, mask=is_entry, other=0.0)
         score = tl.dot(q_tile, tl.trans(key)) * scale_log2
         seen = is_cached[None, :] & (position[None, :] <= last_seen[:, None])
-        if WINDOW > 0:
-            seen = seen & (position[None, :] > last_seen[:, None] - WINDOW)
+        if HAS_WINDOW:
+            seen = seen & (position[None, :] > last_seen[:, None] - window)
         score = tl.where(seen, score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, 1))
         # A query of several may see no key of this split yet: keep its maximum usable.
@@ -109,11 +110,12 @@ def combine_kernel(
     out,
     partial,
     partial_log,
+    window,
     GROUP: tl.constexpr,
     QUERIES: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    WINDOW: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -124,8 +126,8 @@ def combine_kernel(
     row = tl.program_id(2)
     length = tl.load(kv_len + row).to(tl.int32)
     first = 0
-    if WINDOW > 0:
-        first = tl.maximum(length - QUERIES + 1 - WINDOW, 0)
+    if HAS_WINDOW:
+        first = tl.maximum(length - QUERIES + 1 - window, 0)
     share = share_of_split(first, length, SPLITS, TILE)
     split = tl.arange(0, BLOCK_S)
     has_keys = (split < SPLITS) & (first + split * share < length)
@@ -151,13 +153,14 @@ def prefill_kernel(
     kv_len,
     out,
     scale_log2,
+    window,
     table_stride,
     first_row,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_D: tl.constexpr,
     TILE: tl.constexpr,
@@ -179,8 +182,8 @@ def prefill_kernel(
     inside = (lane < count)[:, None] & has_column[None, :]
     q_tile = tl.load(q + place, mask=inside, other=0.0)
     begin = 0
-    if WINDOW > 0:
-        begin = tl.maximum(length - count + offset + 1 - WINDOW, 0)
+    if HAS_WINDOW:
+        begin = tl.maximum(length - count + offset + 1 - window, 0)
     end = tl.minimum(length, length - count + offset + BLOCK_Q)
     top = tl.full((BLOCK_Q,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_Q,), dtype=tl.float32)
@@ -195,8 +198,8 @@ def prefill_kernel(
         key = tl.load(keys + entry, mask=is_entry, other=0.0)
         score = tl.dot(q_tile, tl.trans(key)) * scale_log2
         seen = is_cached[None, :] & (position[None, :] <= last_seen[:, None])
-        if WINDOW > 0:
-            seen = seen & (position[None, :] > last_seen[:, None] - WINDOW)
+        if HAS_WINDOW:
+            seen = seen & (position[None, :] > last_seen[:, None] - window)
         score = tl.where(seen, score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, 1))
         base = tl.where(new_top == float("-inf"), 0.0, new_top)

@@ -48,6 +48,7 @@ class TorchKernels:
     ) -> Tensor:
         kv_heads = cache[0].shape[2]
         heads = qkv_TYD.shape[1] - 2 * kv_heads
+        q_THD: Tensor
         qk_TYD, v_TGD = qkv_TYD.split((heads + kv_heads, kv_heads), dim=1)
         if head_norms is None:
             q_THD, k_TGD = rotate(qk_TYD, *tables).split((heads, kv_heads), dim=1)

@@ -160,26 +160,40 @@ def few_rows(
     if out is None:
         out = torch.empty((rows, outputs), dtype=x_TI.dtype, device=x_TI.device)
     pointers = (x_TI, weight_OI, bias, norm.weight if norm else None, residual, out, norm.eps if norm else 0.0)
-    options: dict[str, Any] = {
+    options = product_options(
+        tile, inputs, norm=norm is not None, bias=bias is not None, residual=residual is not None, is_swiglu=is_swiglu
+    )
+    columns = -(-outputs // tile.block_n)
+    if rows == 1:
+        triton_linear.one_row_kernel[(columns,)](*pointers, outputs, **options)
+    else:
+        block_m = block_rows(rows)
+        triton_linear.few_rows_kernel[(columns, -(-rows // block_m))](
+            *pointers, rows, outputs, BLOCK_M=block_m, **options
+        )
+    return out
+
+
+def product_options(
+    tile: Tile, inputs: int, *, norm: bool, bias: bool, residual: bool, is_swiglu: bool
+) -> dict[str, Any]:
+    """Compile-time constants of a few-row product."""
+    return {
         "INPUTS": inputs,
-        "HAS_NORM": norm is not None,
-        "HAS_BIAS": bias is not None,
-        "HAS_RESIDUAL": residual is not None,
+        "HAS_NORM": norm,
+        "HAS_BIAS": bias,
+        "HAS_RESIDUAL": residual,
         "IS_SWIGLU": is_swiglu,
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k,
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
     }
-    columns = -(-outputs // tile.block_n)
-    if rows == 1:
-        triton_linear.one_row_kernel[(columns,)](*pointers, outputs, **options)
-    else:
-        block_m = max(16, min(64, power_of_two(rows)))
-        triton_linear.few_rows_kernel[(columns, -(-rows // block_m))](
-            *pointers, rows, outputs, BLOCK_M=block_m, **options
-        )
-    return out
+
+
+def block_rows(rows: int) -> int:
+    """Rows of one program: the tensor cores' 16 at least."""
+    return max(16, min(64, power_of_two(rows)))
 
 
 def power_of_two(size: int) -> int:

@@ -68,7 +68,7 @@ def one_row_kernel(
     tl.store(out + n, total.to(out.dtype.element_ty), mask=n < outputs)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def few_rows_kernel(
     x,
     weight,

@@ -56,7 +56,7 @@ class World:
                 kept.append(torch.randn(length, kv_heads, head_dim, device=DEVICE).to(dtype))
                 tensor.view(-1, kv_heads, head_dim)[slot.to(DEVICE)] = kept[-1]
             slots.append(slot[length - queries :])
-        lengths, counts = torch.tensor(rows).T
+        lengths, counts = (torch.tensor(column) for column in zip(*rows, strict=True))
         tokens = int(counts.sum())
         slots.append(torch.full((padding,), (num_blocks + 1) * BLOCK_SIZE - 1))
         self.q = torch.randn(tokens + padding, num_heads, head_dim, device=DEVICE).to(dtype)
@@ -103,18 +103,17 @@ class World:
 class TestDecode:
     @pytest.mark.parametrize("heads", [(16, 8), (32, 8), (4, 4), (6, 2)])
     @pytest.mark.parametrize("head_dim", [64, 128])
-    @pytest.mark.parametrize("tile", TILES)
-    def test_equals_the_loop(self, heads: tuple[int, int], head_dim: int, tile: DecodeTile) -> None:
+    def test_equals_the_loop(self, heads: tuple[int, int], head_dim: int) -> None:
         rows = [(length, 1) for length in LENGTHS]
         world = World(rows, num_decode=len(rows), heads=heads, head_dim=head_dim)
 
-        out = TritonAttention(tile).attend(world.q, world.cache, world.batch, scale=0.1)
+        out = TritonAttention().attend(world.q, world.cache, world.batch, scale=0.1)
 
         world.check(out, None, 0.1)
 
-    @pytest.mark.parametrize("window", [1, 16, 50, 1000])
+    @pytest.mark.parametrize("window", [None, 1, 16, 50, 1000])
     @pytest.mark.parametrize("tile", TILES)
-    def test_sees_its_window_only(self, window: int, tile: DecodeTile) -> None:
+    def test_sees_its_window_only(self, window: int | None, tile: DecodeTile) -> None:
         rows = [(length, 1) for length in LENGTHS]
         world = World(rows, num_decode=len(rows))
 
@@ -128,9 +127,9 @@ class TestDecode:
 
         world.check(TritonAttention().attend(world.q, world.cache, world.batch, scale=0.1), None, 0.1)
 
-    @pytest.mark.parametrize("queries", [1, 2, 3, 5])
+    @pytest.mark.parametrize("queries", [2, 5])
     @pytest.mark.parametrize("window", [None, 20])
-    @pytest.mark.parametrize("tile", TILES)
+    @pytest.mark.parametrize("tile", TILES[1:3])
     def test_takes_several_query_tokens_a_row(self, queries: int, window: int | None, tile: DecodeTile) -> None:
         rows = [(length, queries) for length in LENGTHS if length >= queries]
         world = World(rows, num_decode=len(rows))

@@ -119,8 +119,7 @@ class TestProducts:
     ROWS = (1, 2, 7, 8, 16, 17, 40)
 
     @pytest.mark.parametrize("rows", ROWS)
-    @pytest.mark.parametrize(("outputs", "inputs"), [(96, 64), (1024, 2048), (1000, 1152)])
-    @pytest.mark.parametrize("bias", [True, False])
+    @pytest.mark.parametrize(("outputs", "inputs", "bias"), [(96, 64, True), (1024, 2048, False), (1000, 1152, True)])
     def test_linear_and_norm_before_it(self, rows: int, outputs: int, inputs: int, bias: bool) -> None:
         x, parameters, p = random(rows, inputs, scale=2.0), norm(inputs), projection(outputs, inputs, bias=bias)
 
@@ -132,8 +131,7 @@ class TestProducts:
         check("product", normed, REFERENCE.norm_linear(wide(x), wide(parameters), w.weight, w.bias))
 
     @pytest.mark.parametrize("rows", ROWS)
-    @pytest.mark.parametrize(("size", "inputs"), [(160, 64), (3072, 1024), (1000, 1152)])
-    @pytest.mark.parametrize("bias", [True, False])
+    @pytest.mark.parametrize(("size", "inputs", "bias"), [(160, 64, True), (3072, 1024, False), (1000, 1152, True)])
     def test_swiglu(self, rows: int, size: int, inputs: int, bias: bool) -> None:
         x, parameters, p = random(rows, inputs), norm(inputs), projection(2 * size, inputs, bias=bias)
 
@@ -144,8 +142,7 @@ class TestProducts:
         )
 
     @pytest.mark.parametrize("rows", ROWS)
-    @pytest.mark.parametrize(("outputs", "inputs"), [(64, 96), (1024, 3072), (1152, 1000)])
-    @pytest.mark.parametrize("bias", [True, False])
+    @pytest.mark.parametrize(("outputs", "inputs", "bias"), [(64, 96, True), (1024, 3072, False), (1152, 1000, True)])
     def test_added_to_the_residual(self, rows: int, outputs: int, inputs: int, bias: bool) -> None:
         x, p, residual = random(rows, inputs), projection(outputs, inputs, bias=bias), random(rows, outputs, scale=4.0)
         expected = REFERENCE.linear_add(wide(x), wide(p), wide(residual))
@@ -168,4 +165,5 @@ class TestProducts:
         for rows in (1, 2, 8, 16, 32):
             for outputs, inputs in ((4096, 1024), (1024, 3072), (12288, 4096), (151936, 1024)):
                 tile = tile_for(rows, outputs, inputs)
-                assert tile is None or (tile.block_n & (tile.block_n - 1) == 0 and tile.block_k & (tile.block_k - 1) == 0)
+                sizes = (tile.block_n, tile.block_k) if tile else ()
+                assert all(size & (size - 1) == 0 for size in sizes)

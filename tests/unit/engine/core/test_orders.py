@@ -203,7 +203,9 @@ class TestChooseOrder:
         assert {reason for _, reason in seen} == set(Reason)
         assert {order for order, _ in seen} == set(Order)
 
-    @pytest.mark.parametrize("answer", [(Order.LEGACY, Reason.POLICY), (Order.OVERLAP, "because"), (None, Reason.POLICY)])
+    @pytest.mark.parametrize(
+        "answer", [(Order.LEGACY, Reason.POLICY), (Order.OVERLAP, "because"), (None, Reason.POLICY)]
+    )
     def test_refuses_a_policy_that_answers_anything_else(self, answer: tuple[Order, Reason]) -> None:
         class Odd:
             def choose(self, state: OrderState) -> tuple[Order, Reason]:

@@ -55,9 +55,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     def _submit(self, seed: int) -> None:
         rng = random.Random(seed)
-        self.world.submit(
-            random_prompt(rng), random_params(rng, text=self.has_text), stream=rng.random() < 0.3
-        )
+        self.world.submit(random_prompt(rng), random_params(rng, text=self.has_text), stream=rng.random() < 0.3)
 
     def _abort(self, seed: int) -> None:
         if self.world.all:
