@@ -161,7 +161,7 @@ class Controller:
         iteration = self._begin(order, reason)
         for phase in order.phases:
             yield self._border(phase, "before", iteration)
-            with self.recorder.phase(phase.value):
+            with self.recorder.phase(phase.value), self.runner.device.active():
                 self._phases[phase](iteration)
             yield self._border(phase, "after", iteration)
         self._finish(iteration)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, MutableMapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
@@ -106,6 +107,10 @@ class Device(ABC):
         inside launched work only. The CPU devices look in ``traced`` for a forward of the same shapes first and leave
         theirs there, since a trace's memory is never given back by torch.
         """
+
+    def active(self) -> AbstractContextManager[None]:
+        """Entered around each phase: work launched on the compute stream then costs the host less. May be nothing."""
+        return nullcontext()
 
     def synchronize(self) -> None:
         """Block until both streams are idle. For tests, capture and recovery; the phases never call it.

@@ -109,7 +109,10 @@ def poison_void(engine: Engine, border: Border) -> None:
     """Overwrite what holds no meaning at this border: staging before prepare, free device rows, fetched results."""
     runner = engine.runner
     if border.side == "before" and border.phase is Phase.PREPARE:
-        for slab in (runner.step_slab, runner.move_slab, runner.index_slab):
+        slabs = [runner.move_slab, runner.index_slab]
+        if border.iteration.index % 4 < 2:  # else steady decode would never find a half it can advance
+            slabs.append(runner.step_slab)
+        for slab in slabs:
             slab.fill_idle(CANARY)
         columns, first = runner.columns, engine.table.num_live
         engine.device.compute.launch(lambda: columns.fill_free(first, CANARY))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.batch import BatchDimensions, BatchShape
 from engine.columns import NUM_FLOATS, NUM_INTS, WideRows, row_floats, row_ints
+from engine.layout import Layout
 from engine.request import Request
 from engine.staging import Field, HostSlab
 from engine.step_function import FROM_SAMPLE
@@ -61,17 +62,19 @@ class NewBlocks:
     ids: NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where a batch's real rows stand among the launched ones."""
+def restage_decode(half: HostSlab, table: RequestTable, layout: Layout) -> bool:
+    """Advance a half that was staged for the same decode rows in the same shape; False: stage it anew.
 
-    table_rows: Rows
-    """[n] table row of each real batch row."""
-    batch_rows: Rows
-    """[n] its place among the ``shape.num_rows`` launched rows."""
-    query_len: NDArray[np.int64]
-    """[n] its query tokens."""
-    shape: BatchShape
+    In steady decode only lengths and positions change, by the steps since this half was last used.
+    """
+    known = half.layout
+    if known is None or known.shape != layout.shape or not np.array_equal(known.table_rows, layout.table_rows):
+        return False
+    count = layout.table_rows.size
+    kv_len = table.kv_len[layout.table_rows]
+    half.fields["kv_len"][:count] = kv_len
+    half.fields["positions"][:count] = kv_len - 1
+    return True
 
 
 def stage_rows(half: HostSlab, table: RequestTable, layout: Layout, dummy_row: int) -> None:

@@ -18,12 +18,13 @@ from engine.columns import DeviceColumns
 from engine.config import ResolvedConfig
 from engine.device import Device, Stream, TracedForwards
 from engine.graphs import GraphSet, graph_list
+from engine.layout import Layout
 from engine.models.base import Model
 from engine.plan import (
-    Layout,
     NewBlocks,
     Plan,
     batch_rows_of,
+    restage_decode,
     rows_owing_prompt_logprobs,
     stage_new,
     stage_padding,
@@ -110,8 +111,10 @@ class Runner:
         shape = self._shape(dims, graph, query_len, int(table.block_count[table_rows].max()))
         layout = Layout(table_rows, batch_rows_of(dims, shape), query_len, shape)
         half = self.step_slab.acquire()
-        stage_rows(half, table, layout, self.columns.dummy_row)
-        stage_tokens(half, table, layout, self.columns.dummy_row)
+        if num_prefill or not restage_decode(half, table, layout):
+            stage_rows(half, table, layout, self.columns.dummy_row)
+            stage_tokens(half, table, layout, self.columns.dummy_row)
+            half.layout = None if num_prefill else layout
         stage_new(half, new, new_blocks)
         extra_idx, extra_targets = stage_prompt_rows(half, layout, prompt_rows)
         rows_of_new = [request.row for request in new if request.row is not None]
@@ -232,6 +235,7 @@ class Runner:
                 progress(done, len(shapes))
             half = self.step_slab.acquire()
             stage_padding(half, shape, self.columns.dummy_row)
+            half.layout = None
             self.device.compute.launch(partial(self.step_slab.upload, half))
             half.copied = self.device.compute.record()
             half.copied.wait()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.device import Device, Event
+from engine.layout import Layout
 
 _ALIGN = 16
 _NUMPY: dict[torch.dtype, type[np.generic]] = {
@@ -50,6 +51,8 @@ class HostSlab:
         }
         self.copied: Event | None = None
         """Behind the last copy out of this half."""
+        self.layout: Layout | None = None
+        """The decode batch its fields still describe, if they do."""
 
 
 class Slab:
@@ -89,6 +92,7 @@ class Slab:
         """
         for half in self._halves:
             if half.copied is None or half.copied.done():
+                half.layout = None
                 for column in half.fields.values():
                     column.fill(np.nan if column.dtype == np.float32 else value)
 
