@@ -48,12 +48,9 @@ SHARED_BYTES = 220 << 10
 LENGTH, BLOCK_SIZE, KV_HEADS, HEAD_DIM, COLUMNS = 600, 16, 8, 128, 41
 ATTENTION = {  # rows, group: splits
     (1, 2): (10, 19, 32),
-    (8, 2): (4, 8),
-    (32, 2): (2, 4),
-    (128, 2): (1, 2),
-    (256, 2): (1,),
-    (1, 4): (10, 19),
-    (32, 4): (2,),
+    (8, 2): (4, 8, 12, 19),
+    (32, 2): (2, 3, 4, 5),
+    (128, 2): (1,),
     (256, 4): (1,),
 }
 
@@ -94,11 +91,11 @@ def one_row_tiles(inputs: int) -> Iterator[fused.Tile]:
 
 
 def few_row_tiles(rows: int, swiglu: bool) -> Iterator[fused.Tile]:
-    for block_n, block_k, warps, stages in itertools.product((16, 32, 64), (128, 256), (4,), (3, 5)):
-        block_m = max(16, rows)
-        held = stages * block_k * 2 * (block_n * (2 if swiglu else 1) + block_m)
-        if held <= SHARED_BYTES:
-            yield fused.Tile(block_n, block_k, warps, stages)
+    for block_n, block_k, warps in itertools.product((16, 32), (256, 512, 1024), (4, 8)):
+        weights = block_n * block_k * (2 if swiglu else 1) // (32 * warps)
+        inputs = fused.block_rows(rows) * block_k // (32 * warps)
+        if 32 <= weights <= 128 and inputs <= 64:
+            yield fused.Tile(block_n, block_k, warps)
 
 
 def attention_cases() -> Iterator[AttentionCase]:
@@ -142,7 +139,9 @@ def _compile_linear(case: LinearCase) -> None:
         triton_linear.one_row_kernel.warmup(*pointers, outputs, grid=(1,), **options)
     else:
         block_m = fused.block_rows(case.rows)
-        triton_linear.few_rows_kernel.warmup(*pointers, case.rows, outputs, BLOCK_M=block_m, grid=(1,), **options)
+        triton_linear.few_rows_kernel.warmup(
+            *pointers, case.rows, outputs, BLOCK_M=block_m, SLICES=case.tile.num_warps, grid=(1,), **options
+        )
 
 
 def _compile_attention(case: AttentionCase) -> None:

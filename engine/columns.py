@@ -26,7 +26,7 @@ from torch import Tensor
 
 from engine.device import Device
 from engine.request import GREEDY_TEMPERATURE, Request, SamplingParams
-from engine.sampling.base import SamplingNeeds, SamplingRows
+from engine.sampling.base import RowColumns, SamplingNeeds, SamplingRows
 from engine.sampling.rng import to_int64
 
 LAST_TOKEN, POSITION, SEED, TOP_K, MIN_TOKENS = range(5)
@@ -177,6 +177,10 @@ class DeviceColumns:
             self.prompt_mask,
         )
         return [column for column in columns if column is not None]
+
+    def rows(self, first: int, end: int) -> RowColumns:
+        """Rows ``[first, end)`` of both matrices, as views."""
+        return RowColumns(self.ints[first:end], self.floats[first:end])
 
     def sampling_rows(self, first: int, end: int, needs: SamplingNeeds) -> SamplingRows:
         """What the sampler reads of rows ``[first, end)``: views, wide columns only where ``needs`` says so."""

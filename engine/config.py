@@ -65,7 +65,7 @@ class EngineConfig:
     """Tokens of one forward. Without chunked prefill it bounds ``max_sequence_length``."""
     max_sequence_length: int | None = None
     """Prompt plus output of one request. None: the model's limit, at most ``max_batch_tokens``."""
-    sampling_backend: Literal["auto", "torch"] = "auto"
+    sampling_backend: Literal["auto", "torch", "triton"] = "auto"
     """``torch`` is the reference and runs everywhere."""
     attention_backend: Literal["auto", "torch", "triton"] = "auto"
     """``torch`` is the reference and runs everywhere. ``triton``: CUDA, bfloat16 and float16; the operations around
@@ -125,7 +125,7 @@ class EngineConfig:
             ("device", get_args(DeviceKind)),
             ("dtype", get_args(DTypeName)),
             ("graph_distribution", get_args(GraphDistribution)),
-            ("sampling_backend", ("auto", "torch")),
+            ("sampling_backend", ("auto", "torch", "triton")),
             ("attention_backend", ("auto", "torch", "triton")),
             ("logprobs_mode", ("raw", "processed")),
         ):

@@ -118,8 +118,7 @@ class OutputEmitter:
             self._take_text(request)
 
     def _last_output(self, request: Request, iteration: int) -> RequestOutput:
-        if request.finish_reason != "error":
-            self._guarded(request, self._finish_text)
+        self._guarded(request, self._finish_text)
         request.timings = replace(request.timings, finished_ns=time.perf_counter_ns(), finished_iteration=iteration)
         return self._output(request, request.finish_reason, len(request.output_ids))
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.batch import BatchDimensions, BatchShape
-from engine.columns import DeviceColumns
+from engine.columns import LAST_TOKEN, POSITION, DeviceColumns
 from engine.config import ResolvedConfig
 from engine.device import Device, Stream, TracedForwards
 from engine.graphs import GraphSet, graph_list
@@ -112,6 +112,7 @@ class Runner:
         layout = Layout(table_rows, batch_rows_of(dims, shape), query_len, shape)
         half = self.step_slab.acquire()
         if num_prefill or not restage_decode(half, table, layout):
+            half.layout = None  # until all of it is staged: an interrupt in between must not leave a half that lies
             stage_rows(half, table, layout, self.columns.dummy_row)
             stage_tokens(half, table, layout, self.columns.dummy_row)
             half.layout = None if num_prefill else layout
@@ -307,17 +308,19 @@ class Runner:
     ) -> None:
         logits, count = pending.logits.rows, end - first
         assert logits is not None
-        if source is None:
-            logits = logits[:count]
-        else:
+        sources = None
+        if source is not None:
             self.index_slab.upload(source)
-            logits = logits.index_select(0, self.index_slab.device_fields["logits_row"][:count])
-        rows = self.columns.sampling_rows(first, end, needs)
-        sampled = self.sampler.sample(logits, rows, needs)
-        self.sampler.accept(rows, sampled)
-        buffers.store(sampled, count)
-        self.columns.last_token[first:end] = sampled.token_ids
-        rows.position.add_(1)
+            sources = self.index_slab.device_fields["logits_row"][:count]
+        columns = self.columns.rows(first, end)
+        if not self.sampler.draw_in_place(logits, sources, columns, buffers.ints[0], needs):
+            logits = logits[:count] if sources is None else logits.index_select(0, sources)
+            rows = self.columns.sampling_rows(first, end, needs)
+            sampled = self.sampler.sample(logits, rows, needs)
+            self.sampler.accept(rows, sampled)
+            buffers.store(sampled, count)
+            columns.ints[:, LAST_TOKEN] = sampled.token_ids
+            columns.ints[:, POSITION] += 1
         self._sample_prompts(pending, values)
 
     def _sample_prompts(self, pending: PendingForward, values: list[PromptValues]) -> None:

@@ -10,6 +10,7 @@ from engine.device import Device
 from engine.errors import ConfigError
 from engine.models.base import Model
 from engine.models.loader import LoadedModel
+from engine.sampling import sampler_name
 
 
 def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) -> ResolvedConfig:
@@ -37,7 +38,7 @@ def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) ->
         max_sequence_length=limit,
         vocab_size=loaded.vocab_size,
         eos_token_ids=loaded.eos_token_ids,
-        sampling_backend="torch" if config.sampling_backend == "auto" else config.sampling_backend,
+        sampling_backend=sampler_name(config.sampling_backend, device.torch_device.type),
         attention_backend=backend_name(config.attention_backend, device.torch_device.type, getattr(torch, dtype)),
         model=loaded.name,
     )

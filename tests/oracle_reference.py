@@ -146,7 +146,8 @@ def expected_output(
     while True:
         logits = reference_logits([*prompt, *output])[-1]
         if is_faulty(logits, nan_every):
-            return Expected(tuple(output), "error", None, tuple(logprobs), "", num_near)
+            text = "".join(PIECES[i] for i in output) if params.detokenize else ""
+            return Expected(tuple(output), "error", None, tuple(logprobs), text, num_near)
         choices = reference_tokens(logits, params, seed, prompt, output)
         num_near += len(choices) > 1
         engines = follow[len(output)] if len(output) < len(follow) else choices[0]

@@ -1,6 +1,6 @@
 """One HTML file that shows runs side by side: numbers, timeline, requests. Opens offline, asks for nothing.
 
-The page is ``report_template.html`` with ``report.css`` and ``report.js`` put inside it.
+The page is ``report_template.html`` with ``report.css``, ``report_draw.js`` and ``report.js`` put inside it.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def render_report(
         differing=differing_fields([run.config for run in runs]),
         order_colours=ORDER_COLOURS,
         style=_asset("report.css"),
-        script=_asset("report.js"),
+        script=_asset("report_draw.js") + _asset("report.js"),
         data=_embedded(_page_data(runs)),
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from tracing.intervals import Interval, gaps, intersect, merge, subtract
 from tracing.records import COMPUTE_LANE, BatchInfo, Category, GraphUse, IterationRecord, Span
+from workbench.report_border import Border, find_border
 
 ORDER_COLOURS: dict[str, str] = {
     "legacy": "#99DDFF",
@@ -42,6 +43,8 @@ class View:
     end_ns: int
     is_steady: bool
     """Whether these are decode iterations of one order and one batch size."""
+    stretch: Interval | None = None
+    """The whole stretch of such iterations that it is cut from."""
 
 
 def initial_views(runs: Sequence[Sequence[IterationRecord]]) -> list[View]:
@@ -69,6 +72,7 @@ def run_data(spans: Sequence[Span], iterations: Sequence[IterationRecord], view:
         "align": view.start_ns - origin,
         "viewLength": view.end_ns - view.start_ns,
         "isSteady": view.is_steady,
+        "border": _border_entry(find_border(spans, work, view.stretch), origin),
         "iterations": [_iteration_entry(record, origin) for record in records],
         "lanes": {lane: _columns(members, origin, names) for lane, members in lanes.items()},
         "hidden": _flat(intersect(work, compute), origin),
@@ -125,7 +129,8 @@ def _view(run: Sequence[IterationRecord], stretches: dict[int, list[IterationRec
         stretch = stretches[rows] if rows is not None else max(stretches.values(), key=len)
         first = max(0, (len(stretch) - _VIEW_ITERATIONS) // 2)
         shown = stretch[first : first + _VIEW_ITERATIONS]
-        return View(shown[0].begin_ns, shown[-1].end_ns, is_steady=True)
+        whole = (stretch[0].begin_ns, stretch[-1].end_ns)
+        return View(shown[0].begin_ns, shown[-1].end_ns, is_steady=True, stretch=whole)
     shown = sorted(run, key=lambda record: (record.begin_ns, record.iteration))[:_VIEW_ITERATIONS]
     return View(shown[0].begin_ns, shown[-1].end_ns, is_steady=False) if shown else View(0, 1, is_steady=False)
 
@@ -165,6 +170,23 @@ def _iteration_entry(record: IterationRecord, origin: int) -> dict[str, Any]:
         "tokens": record.new_tokens,
         "wasted": ", ".join(f"{cause} {count}" for cause, count in record.wasted_rows.items()),
         "void": ", ".join(record.void_reasons),
+    }
+
+
+def _border_entry(border: Border | None, origin: int) -> dict[str, Any] | None:
+    if border is None:
+        return None
+    return {
+        "at": border.at_ns - origin,
+        "finished": border.finished,
+        "next": border.next_forward,
+        "nextStart": border.next_start_ns - origin,
+        "workStart": border.work[0][0] - origin,
+        "workEnd": border.work[-1][1] - origin,
+        "extent": border.extent_ns,
+        "isHidden": border.is_hidden,
+        "isSteady": border.is_steady,
+        "text": border.text,
     }
 
 

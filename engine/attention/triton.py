@@ -16,6 +16,7 @@ from engine.attention import triton_kernels
 from engine.batch import ForwardBatch
 from engine.errors import ConfigError
 from engine.kernels.torch import append
+from engine.kernels.triton import overlapped
 from engine.models.base import LayerCache
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -24,16 +25,23 @@ MAX_HEAD_DIM = 256
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    """How decode attention is cut into programs, by measurement on an H200."""
+    """How decode attention is cut into programs."""
 
-    tile: int = 64
+    tile: int
     """Keys of one pass."""
-    num_warps: int = 4
-    num_stages: int = 3
+    num_warps: int
+    num_stages: int
     """Passes whose loads are in flight at once."""
-    programs: int = 528
-    """Rows are split until there are about this many: four on each of 132 multiprocessors."""
+    programs: int
+    """Rows are split until there are about this many."""
     max_splits: int = 32
+
+
+def decode_tile_for(programs: int) -> DecodeTile:
+    """What was fastest on an H200 (``benchmarks/gpu_kernels.py``) for so many pairs of a row and a key head."""
+    if programs >= 512:
+        return DecodeTile(tile=64, num_warps=4, num_stages=3, programs=programs)
+    return DecodeTile(tile=32, num_warps=4, num_stages=6, programs=528)
 
 
 class TritonAttention:
@@ -42,7 +50,7 @@ class TritonAttention:
     name = "triton"
 
     def __init__(self, decode_tile: DecodeTile | None = None) -> None:
-        self._tile = decode_tile or DecodeTile()
+        self._tile = decode_tile
 
     def __call__(
         self,
@@ -105,7 +113,7 @@ def decode(
     *,
     scale: float,
     window: int | None,
-    tile: DecodeTile,
+    tile: DecodeTile | None = None,
     queries: int = 1,
 ) -> None:
     """Attention of the decode rows into the first ``num_decode * queries`` tokens of ``out``.
@@ -117,13 +125,14 @@ def decode(
         out_THD: Written in place.
         scale: Factor on the scores.
         window: Keys a query sees, its own included; None: all.
-        tile: How to cut the work.
+        tile: How to cut the work; None: :func:`decode_tile_for`.
         queries: Query tokens of every decode row.
     """
     rows, block_size = batch.shape.num_decode, cache[0].shape[1]
     _, heads, head_dim = q_THD.shape
     kv_heads = cache[0].shape[2]
     group = heads // kv_heads
+    tile = tile or decode_tile_for(rows * kv_heads)
     longest = batch.shape.num_kv_blocks * block_size
     splits = min(tile.max_splits, max(1, tile.programs // (rows * kv_heads)), -(-longest // tile.tile))
     options = decode_options(tile, group, queries, kv_heads, head_dim, window is not None, splits)
@@ -177,6 +186,7 @@ def decode_options(
         "SPLITS": splits,
         "BLOCK_D": max(16, 1 << (head_dim - 1).bit_length()),
         "TILE": tile.tile,
+        **overlapped(),
     }
 
 

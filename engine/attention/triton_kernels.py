@@ -4,12 +4,14 @@
 
 Capital parameters are compile-time constants. ``scale_log2`` is the score factor times log2(e), so that exponentials
 are powers of two. A key is masked before its value is used, and entries behind a row's end are never read.
+USE_PDL is explained in ``engine/kernels/triton_elementwise.py``.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -42,11 +44,15 @@ def decode_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
     TILE: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """One program a row, key head and split: the row's QUERIES newest tokens and GROUP query heads as one matrix.
 
     Key heads lie on the fastest axis, so that programs that run together read neighbouring memory.
     """
+    if USE_PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     kv_head, split = tl.program_id(0), tl.program_id(1)
     row = tl.program_id(2)
     length = tl.load(kv_len + row).to(tl.int32)
@@ -120,8 +126,12 @@ def combine_kernel(
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
     TILE: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """One program a query token and head: the weighted mean of what its splits found."""
+    if USE_PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     kv_head, lane = tl.program_id(0), tl.program_id(1)
     row = tl.program_id(2)
     length = tl.load(kv_len + row).to(tl.int32)

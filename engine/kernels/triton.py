@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,8 +25,7 @@ class Tile:
     block_k: int
     """Inputs of one pass of its loop."""
     num_warps: int
-    num_stages: int = 1
-    """Passes whose loads are in flight at once."""
+    """Also the slices that few rows' inputs are cut into."""
 
 
 def tile_for(rows: int, outputs: int, inputs: int) -> Tile | None:
@@ -37,9 +37,7 @@ def tile_for(rows: int, outputs: int, inputs: int) -> Tile | None:
         inputs: Columns of the weight matrix.
     """
     if rows == 1:
-        return Tile(block_n=4, block_k=1024, num_warps=4)
-    if rows <= 16:
-        return Tile(block_n=16, block_k=256, num_warps=4, num_stages=4)
+        return Tile(block_n=4, block_k=2048 if inputs >= 4096 else 1024, num_warps=8)
     return None
 
 
@@ -54,7 +52,7 @@ class TritonKernels:
         block = power_of_two(size)
         warps = min(16, max(1, block // 512))
         elementwise.rms_norm_kernel[(x_TI.numel() // size,)](
-            x_TI, norm.weight, out_TI, norm.eps, SIZE=size, BLOCK=block, num_warps=warps
+            x_TI, norm.weight, out_TI, norm.eps, SIZE=size, BLOCK=block, num_warps=warps, **overlapped()
         )
         return out_TI
 
@@ -129,6 +127,7 @@ class TritonKernels:
             BLOCK_Y=block,
             BLOCK_HALF=power_of_two(head_dim // 2),
             num_warps=4,
+            **overlapped(),
         )
         return q_THD
 
@@ -138,7 +137,9 @@ def swiglu(gate_up: Tensor) -> Tensor:
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out_TF = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
     block = 1024
-    elementwise.swiglu_kernel[(rows, -(-size // block))](gate_up, out_TF, SIZE=size, BLOCK=block, num_warps=4)
+    elementwise.swiglu_kernel[(rows, -(-size // block))](
+        gate_up, out_TF, SIZE=size, BLOCK=block, num_warps=4, **overlapped()
+    )
     return out_TF
 
 
@@ -169,7 +170,7 @@ def few_rows(
     else:
         block_m = block_rows(rows)
         triton_linear.few_rows_kernel[(columns, -(-rows // block_m))](
-            *pointers, rows, outputs, BLOCK_M=block_m, **options
+            *pointers, rows, outputs, BLOCK_M=block_m, SLICES=tile.num_warps, **options
         )
     return out
 
@@ -187,8 +188,16 @@ def product_options(
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k,
         "num_warps": tile.num_warps,
-        "num_stages": tile.num_stages,
+        "num_stages": 1,
+        **overlapped(),
     }
+
+
+@cache
+def overlapped() -> dict[str, bool]:
+    """Options that let a kernel start while the one before it ends (programmatic dependent launch, from Hopper on)."""
+    can = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+    return {"USE_PDL": can, "launch_pdl": can}
 
 
 def block_rows(rows: int) -> int:

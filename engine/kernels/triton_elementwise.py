@@ -3,23 +3,30 @@
 """Triton kernels that stream activations: norms, SiLU, rotation and cache append. Launched by ``triton.py``.
 
 Capital parameters are compile-time constants. Sums are float32. Pointers are named after the tensors they point to.
+With USE_PDL a kernel may start while the one before it ends: it lets the next one do so, too, and reads and writes
+nothing but weights until ``gdc_wait`` returns, when all earlier kernels have ended. Every program must call it.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, USE_PDL: tl.constexpr):
     """One program a row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < SIZE
+    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    if USE_PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     value = tl.load(x + row * SIZE + column, mask=inside, other=0.0).to(tl.float32)
     factor = tl.rsqrt(tl.sum(value * value, 0) / SIZE + eps)
-    scaled = value * factor * tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    scaled = value * factor * gain
     tl.store(out + row * SIZE + column, scaled.to(out.dtype.element_ty), mask=inside)
 
 
@@ -30,11 +37,14 @@ def silu(x):
 
 
 @triton.jit
-def swiglu_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def swiglu_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, USE_PDL: tl.constexpr):
     """One program a row and BLOCK columns: silu of the row's first SIZE entries times the other SIZE."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < SIZE
+    if USE_PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     gate = tl.load(gate_up + row * (2 * SIZE) + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * (2 * SIZE) + SIZE + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * SIZE + column, (silu(gate) * up).to(out.dtype.element_ty), mask=inside)
@@ -70,6 +80,7 @@ def rotate_and_append_kernel(
     HAS_NORM: tl.constexpr,
     BLOCK_Y: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     """One program a token and BLOCK_Y of its heads; a head is two halves, which rotate against each other."""
     HALF: tl.constexpr = HEAD_DIM // 2
@@ -82,15 +93,21 @@ def rotate_and_append_kernel(
     wide = (column < HALF)[None, :]
     source = qkv + (token * (HEADS + 2 * KV_HEADS) + head[:, None]) * HEAD_DIM + column[None, :]
     inside = (head < HEADS + 2 * KV_HEADS)[:, None] & wide
+    if HAS_NORM:
+        pick = is_query[:, None]
+        first_gain = _weights(q_weight, k_weight, column, pick, column < HALF)
+        second_gain = _weights(q_weight + HALF, k_weight + HALF, column, pick, column < HALF)
+    if USE_PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     first_raw = tl.load(source, mask=inside, other=0.0)
     second_raw = tl.load(source + HALF, mask=inside, other=0.0)
     first, second = first_raw.to(tl.float32), second_raw.to(tl.float32)
     if HAS_NORM:
         eps = tl.where(is_query, q_eps, k_eps)
         factor = tl.rsqrt(tl.sum(first * first + second * second, 1) / HEAD_DIM + eps)[:, None]
-        pick = is_query[:, None]
-        first *= factor * _weights(q_weight, k_weight, column, pick, column < HALF)
-        second *= factor * _weights(q_weight + HALF, k_weight + HALF, column, pick, column < HALF)
+        first *= factor * first_gain
+        second *= factor * second_gain
     c = tl.load(cos + token * HALF + column, mask=column < HALF, other=0.0)[None, :]
     s = tl.load(sin + token * HALF + column, mask=column < HALF, other=0.0)[None, :]
     first_out = (first * c - second * s).to(q_out.dtype.element_ty)

@@ -4,12 +4,14 @@
 
 Norm before, bias, SwiGLU and residual after are part of them. Capital parameters are compile-time constants.
 The norm costs no pass of its own: sum(x * g * w) and sum(x * x) go along together, and the root divides the result.
+Weights may be read before ``gdc_wait``, that is while the kernel before still runs; nothing else may.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.triton_elementwise import silu
 
@@ -29,6 +31,7 @@ def one_row_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     IS_SWIGLU: tl.constexpr,
+    USE_PDL: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
@@ -36,16 +39,25 @@ def one_row_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     has_n = (n < outputs)[:, None]
     k = tl.arange(0, BLOCK_K)
-    rows = weight + n[:, None].to(tl.int64) * INPUTS
+    tile = weight + n[:, None].to(tl.int64) * INPUTS + k[None, :]
+    to_up = outputs.to(tl.int64) * INPUTS
+    inside = has_n & (k < INPUTS)[None, :]
+    w = tl.load(tile, mask=inside, other=0.0)
+    if IS_SWIGLU:
+        w_up = tl.load(tile + to_up, mask=inside, other=0.0)
+    if USE_PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     partial = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
     partial_up = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
     squares = tl.zeros((BLOCK_K,), dtype=tl.float32)
     for begin in tl.static_range(0, INPUTS, BLOCK_K):
         has_k = begin + k < INPUTS
-        inside = has_n & has_k[None, :]
-        w = tl.load(rows + (begin + k)[None, :], mask=inside, other=0.0)
-        if IS_SWIGLU:
-            w_up = tl.load(rows + outputs.to(tl.int64) * INPUTS + (begin + k)[None, :], mask=inside, other=0.0)
+        if begin > 0:
+            inside = has_n & has_k[None, :]
+            w = tl.load(tile + begin, mask=inside, other=0.0)
+            if IS_SWIGLU:
+                w_up = tl.load(tile + to_up + begin, mask=inside, other=0.0)
         value = tl.load(x + begin + k, mask=has_k, other=0.0).to(tl.float32)
         if HAS_NORM:
             squares += value * value
@@ -84,39 +96,54 @@ def few_rows_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     IS_SWIGLU: tl.constexpr,
+    USE_PDL: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    SLICES: tl.constexpr,
 ):
-    """One program BLOCK_M rows and BLOCK_N outputs, on the tensor cores."""
+    """One program BLOCK_M rows and BLOCK_N outputs, on the tensor cores.
+
+    A pass of BLOCK_K inputs is cut into SLICES, one a warp, as a batch of products whose results are added at the end;
+    otherwise all warps would compute the same small tile. The next pass's weights are on their way during a pass.
+    """
+    WIDTH: tl.constexpr = BLOCK_K // SLICES
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    has_m, has_n = (m < num_rows)[:, None], (n < outputs)[:, None]
-    k = tl.arange(0, BLOCK_K)
-    total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    up = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    squares = tl.zeros((BLOCK_M, BLOCK_K), dtype=tl.float32)
-    x_tile = x + m[:, None] * INPUTS + k[None, :]
-    w_tile = weight + n[:, None].to(tl.int64) * INPUTS + k[None, :]
+    k = (tl.arange(0, SLICES) * WIDTH)[:, None, None] + tl.arange(0, WIDTH)[None, None, :]
+    has_m, has_n = (m < num_rows)[None, :, None], (n < outputs)[None, :, None]
+    x_tile = x + m[None, :, None] * INPUTS + k
+    w_tile = weight + n[None, :, None].to(tl.int64) * INPUTS + k
     to_up = outputs.to(tl.int64) * INPUTS
+    w = tl.load(w_tile, mask=has_n & (k < INPUTS), other=0.0)
+    if IS_SWIGLU:
+        w_up = tl.load(w_tile + to_up, mask=has_n & (k < INPUTS), other=0.0)
+    if USE_PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    totals = tl.zeros((SLICES, BLOCK_M, BLOCK_N), dtype=tl.float32)
+    ups = tl.zeros((SLICES, BLOCK_M, BLOCK_N), dtype=tl.float32)
+    squares = tl.zeros((SLICES, BLOCK_M), dtype=tl.float32)
     for begin in range(0, INPUTS, BLOCK_K):
-        has_k = (begin + k < INPUTS)[None, :]
-        value = tl.load(x_tile + begin, mask=has_m & has_k, other=0.0)
-        w = tl.load(w_tile + begin, mask=has_n & has_k, other=0.0)
+        value = tl.load(x_tile + begin, mask=has_m & (begin + k < INPUTS), other=0.0)
         if HAS_NORM:
             wide = value.to(tl.float32)
-            squares += wide * wide
+            squares += tl.sum(wide * wide, 2)
             gain = tl.load(norm_weight + begin + k, mask=begin + k < INPUTS, other=0.0).to(tl.float32)
-            value = (wide * gain[None, :]).to(w.dtype)
-        total = tl.dot(value, tl.trans(w), total)
+            value = (wide * gain).to(w.dtype)
+        after = begin + BLOCK_K + k
+        inside = has_n & (after < INPUTS)
+        totals = tl.dot(value, tl.permute(w, (0, 2, 1)), totals)
+        w = tl.load(w_tile + begin + BLOCK_K, mask=inside, other=0.0)
         if IS_SWIGLU:
-            w_up = tl.load(w_tile + to_up + begin, mask=has_n & has_k, other=0.0)
-            up = tl.dot(value, tl.trans(w_up), up)
+            ups = tl.dot(value, tl.permute(w_up, (0, 2, 1)), ups)
+            w_up = tl.load(w_tile + to_up + begin + BLOCK_K, mask=inside, other=0.0)
+    total, up = tl.sum(totals, 0), tl.sum(ups, 0)
     if HAS_NORM:
-        factor = tl.rsqrt(tl.sum(squares, 1) / INPUTS + eps)[:, None]
+        factor = tl.rsqrt(tl.sum(squares, 0) / INPUTS + eps)[:, None]
         total, up = total * factor, up * factor
     column = n[None, :]
-    inside = has_m & (column < outputs)
+    inside = (m < num_rows)[:, None] & (column < outputs)
     if HAS_BIAS:
         total += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)
         if IS_SWIGLU:

@@ -28,6 +28,15 @@ from torch import Tensor
 from engine.request import SamplingParams
 
 
+class RowColumns(NamedTuple):
+    """Table rows as :class:`engine.columns.DeviceColumns` keeps them: views of both matrices."""
+
+    ints: Tensor
+    """[n, 5] int64: last_token, position, seed, top_k, min_tokens."""
+    floats: Tensor
+    """[n, 6] float32: temperature, top_p, min_p, presence, frequency, repetition."""
+
+
 class SamplingRows(NamedTuple):
     """Parameters of the rows of one call, all on the logits' device, one entry a logits row.
 
@@ -91,6 +100,12 @@ class SamplingNeeds:
     processed_logprobs: bool
     """Log-probabilities of the scores drawn from rather than of the model's logits."""
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether every row is greedy or drawn by temperature alone, and nothing but the token is wanted."""
+        extra = self.bias or self.penalties or self.min_tokens or self.top_k or self.top_p or self.min_p
+        return not extra and self.num_logprobs is None
+
     @staticmethod
     def of(params: Iterable[SamplingParams], processed: bool = False) -> SamplingNeeds:
         """The flags of these rows; ``processed`` is the engine's ``logprobs_mode == "processed"``."""
@@ -144,6 +159,23 @@ class Sampler(Protocol):
 
         Returns:
             New tensors on the same device; a fault of one row (``bad``) leaves the others alone.
+        """
+        ...
+
+    def draw_in_place(
+        self, logits_NV: Tensor, sources_n: Tensor | None, columns: RowColumns, results: Tensor, needs: SamplingNeeds
+    ) -> bool:
+        """Do all of a sampling at once, if this backend can for such rows: draw, store, advance.
+
+        Args:
+            logits_NV: [N, V], only read.
+            sources_n: [n] int64, the logits row of each table row; None: the first n, in order.
+            columns: The n table rows; ``last_token`` and ``position`` are brought up to date.
+            results: [3, R] int64, R >= n: token ids, bad, near boundary are written to the first n columns.
+            needs: As for :meth:`sample`.
+
+        Returns:
+            Whether it was done; False leaves everything alone, and the caller takes the way over :meth:`sample`.
         """
         ...
 

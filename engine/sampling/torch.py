@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.request import GREEDY_TEMPERATURE
 from engine.sampling import filters
-from engine.sampling.base import Sampled, SamplingNeeds, SamplingRows
+from engine.sampling.base import RowColumns, Sampled, SamplingNeeds, SamplingRows
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.rng import DrawKind, uniform
 
@@ -45,6 +45,12 @@ class TorchSampler:
         token_N = torch.where(bad_N, 0, token_N)
         logprobs = _logprobs(scores_NV if needs.processed_logprobs else logits_NV, token_N, needs)
         return Sampled(token_N, bad_N, *logprobs, near_N)
+
+    def draw_in_place(
+        self, logits_NV: Tensor, sources_n: Tensor | None, columns: RowColumns, results: Tensor, needs: SamplingNeeds
+    ) -> bool:
+        """The reference has one way only, :meth:`sample`."""
+        return False
 
     def accept(self, rows: SamplingRows, sampled: Sampled) -> None:
         """See :meth:`engine.sampling.base.Sampler.accept`."""

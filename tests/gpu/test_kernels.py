@@ -118,6 +118,12 @@ class TestProducts:
 
     ROWS = (1, 2, 7, 8, 16, 17, 40)
 
+    @pytest.fixture(autouse=True, params=[None, Tile(16, 128, 4)], ids=["fastest", "tiled"])
+    def tiles(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As on the machine at hand, and all with our own kernel."""
+        if request.param is not None:
+            monkeypatch.setattr("engine.kernels.triton.tile_for", lambda *_: request.param)
+
     @pytest.mark.parametrize("rows", ROWS)
     @pytest.mark.parametrize(("outputs", "inputs", "bias"), [(96, 64, True), (1024, 2048, False), (1000, 1152, True)])
     def test_linear_and_norm_before_it(self, rows: int, outputs: int, inputs: int, bias: bool) -> None:
@@ -154,7 +160,7 @@ class TestProducts:
         outputs, inputs = 100, 72
         x, p = random(rows, inputs), projection(outputs, inputs, bias=False)
         guarded = torch.full((rows + 2, outputs), float("nan"), dtype=torch.bfloat16, device=DEVICE)
-        tile = Tile(block_n=16, block_k=64, num_warps=4, num_stages=2)
+        tile = Tile(block_n=16, block_k=64, num_warps=4)
 
         few_rows(x, p.weight, tile, out=guarded[1:-1])
 

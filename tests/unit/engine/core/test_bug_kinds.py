@@ -105,10 +105,8 @@ class TestBuffersAndBlocks:
             world.submit([k] * 3, DRAWN.replace(seed=k, max_tokens=9))
         world.drain()
         assert engine.counters.graph_hits > 20
-        assert any(
-            record.graph is not None and record.graph.padding_tokens == 3
-            for record in world.engine.recorder.iterations()
-        )
+        uses = [record.graph for record in engine.recorder.iterations() if record.graph is not None]
+        assert any(use.padding_tokens == 3 for use in uses)
 
 
 class TestStateOfARequest:

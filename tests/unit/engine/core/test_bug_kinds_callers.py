@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -15,9 +16,10 @@ from engine.controller import Border
 from engine.errors import IterationFailedError, RequestError
 from engine.invariants import check_idle
 from engine.phases import Order, Phase
-from engine.request import SamplingParams
+from engine.request import RequestOutput, SamplingParams
 from tests.oracle_world import (
     PIECES,
+    PieceTokenizer,
     PlantedError,
     World,
     expected_output,
@@ -189,10 +191,8 @@ class TestAdmission:
         for k in range(16):
             world.submit([k + 1] * 3, GREEDY.replace(max_tokens=10))
         world.drain()
-        prefills = [
-            record.launched.num_prefill for record in world.engine.recorder.iterations() if record.launched is not None
-        ]
-        assert [count for count in prefills if count] == [4, 4, 4, 4]
+        launched = [record.launched for record in world.engine.recorder.iterations() if record.launched is not None]
+        assert [batch.num_prefill for batch in launched if batch.num_prefill] == [4, 4, 4, 4]
 
     def test_never_exceeds_the_token_budget(self, mode: str) -> None:
         """Kind 66, first half."""
@@ -201,10 +201,8 @@ class TestAdmission:
         for _ in range(25):
             world.submit(random_prompt(rng, 90), GREEDY.replace(max_tokens=rng.randint(1, 9)))
         world.drain()
-        launched = [
-            record.launched.num_tokens for record in world.engine.recorder.iterations() if record.launched is not None
-        ]
-        assert 60 < max(launched) <= 100
+        launched = [record.launched for record in world.engine.recorder.iterations() if record.launched is not None]
+        assert 60 < max(batch.num_tokens for batch in launched) <= 100
 
     def test_lets_every_caller_know_of_an_internal_error(self, mode: str) -> None:
         """Kind 66, second half: whoever waits in generate or stream gets the exception, and so does the next."""
@@ -269,14 +267,78 @@ class TestStreams:
         engine = oracle_engine()
 
         async def read(seed: int) -> tuple[int, ...]:
-            outputs = [output async for output in engine.astream([seed + 1], DRAWN.replace(seed=seed))]
-            return sum((output.new_token_ids for output in outputs), ())
+            found: tuple[int, ...] = ()
+            async for output in engine.astream([seed + 1], DRAWN.replace(seed=seed)):
+                found += output.new_token_ids
+                assert engine.in_hand is None, "others get a turn at iteration borders only (I37)"
+            return found
 
         async def read_all() -> list[tuple[int, ...]]:
             return await asyncio.gather(*(read(seed) for seed in range(6)))
 
         found = asyncio.run(read_all())
         assert found == [alone([seed + 1], DRAWN.replace(seed=seed)) for seed in range(6)]
+
+
+class TestGenerate:
+    def test_hands_in_nothing_if_one_prompt_cannot_be_served(self, mode: str) -> None:
+        engine = oracle_engine(mode=mode)
+        with pytest.raises(RequestError, match="prompt 1"):
+            engine.generate([[1], [], [2]], GREEDY, progress=False)
+        with pytest.raises(RequestError, match="no tokenizer"):
+            engine.generate([[1], "text"], GREEDY, progress=False)
+        assert not engine.has_unfinished()
+        assert engine.counters.submitted == 0
+        assert engine.generate([], GREEDY, progress=False) == []
+
+    def test_serves_beside_what_is_live_already(self, mode: str) -> None:
+        engine = oracle_engine(mode=mode)
+        stream = engine.stream([9], GREEDY)
+        next(stream)
+        outputs = engine.generate([[1], [2, 3]] * 4, GREEDY, progress=False)
+        assert [output.token_ids for output in outputs] == [alone([1], GREEDY), alone([2, 3], GREEDY)] * 4
+        assert list(stream)[-1].token_ids == alone([9], GREEDY)
+        check_idle(engine)
+
+
+class TestTextFaults:
+    @pytest.mark.parametrize("streams", [False, True])
+    def test_of_one_request_fail_it_alone(self, mode: str, streams: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        decode = PieceTokenizer.decode
+
+        def faulty(self: PieceTokenizer, ids: Sequence[int]) -> str:
+            if 40 in ids:
+                raise ValueError("planted in the tokenizer")
+            return decode(self, ids)
+
+        monkeypatch.setattr(PieceTokenizer, "decode", faulty)
+        engine = oracle_engine(mode=mode, has_text=True)
+        spoken = GREEDY.replace(detokenize=True, logit_bias={40: -100.0})
+        bad = engine.add_request([1], spoken.replace(logit_bias={40: 100.0}), stream=streams)
+        good = [engine.add_request([k], spoken, stream=streams) for k in (2, 3)]
+        last: dict[str, RequestOutput] = {}
+        while engine.has_unfinished():
+            last.update((output.request_id, output) for output in engine.step())
+        assert last[bad].finish_reason == "error"
+        assert "planted in the tokenizer" in str(last[bad].stop_reason)
+        assert [last[name].finish_reason for name in good] == ["length", "length"]
+        check_idle(engine)
+
+
+class TestEnginesSideBySide:
+    @pytest.mark.parametrize("device", ["inline", "cpu"])
+    def test_on_one_model_and_its_buckets_do_not_meet(self, device: str) -> None:
+        """Two engines share traced forwards; caches, tables and inputs are their own."""
+        options = {"device": device, "graphs": (2, 4), "block_size": 16, "num_blocks": 12}
+        worlds = [World(oracle_engine(**options)) for _ in range(2)]
+        for k in range(12):
+            worlds[k % 2].submit([k + 1] * (k + 1), DRAWN.replace(seed=k))
+            for world in worlds:
+                world.step()
+        for world in worlds:
+            world.drain()
+            assert world.engine.counters.graph_hits > 5
+            world.engine.close()
 
 
 class TestReset:

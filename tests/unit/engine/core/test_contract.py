@@ -8,18 +8,24 @@ from typing import Any
 
 import pytest
 
+from engine import runner as runner_module
 from engine.engine import Engine
 from engine.errors import ConfigError, IterationFailedError, MidIterationError
 from engine.invariants import check_idle
 from engine.phases import Order, Phase
 from engine.policy import never_overlap, prefer_overlap
 from engine.request import RequestState, SamplingParams
-from tests.oracle_world import World, oracle_engine, random_params, random_prompt
+from engine.staging import Slab
+from tests.oracle_world import PlantedError, World, oracle_engine, random_params, random_prompt
 
 Standing = tuple[Order, int]
 STANDINGS: list[Standing] = [(order, done) for order in Order for done in range(1, len(order.phases))]
 """An order and how many of its phases are done: every place where ``step_phase`` can leave an iteration."""
 FAILURES = [(order, phase, after) for order in Order for phase in order.phases for after in (False, True)]
+
+
+def _raise(*args: Any) -> None:
+    raise PlantedError("planted in mid staging")
 
 
 def name_of(value: Any) -> str:
@@ -331,6 +337,43 @@ class TestFailure:
         world.on_border = complain
         with pytest.raises(AssertionError, match="planted"):
             world.step()
+        world.engine.recover()
+        world.drain()
+
+    def test_by_an_interrupted_kernel_is_a_failure_as_any_other(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        world = busy_world(Order.OVERLAP)
+
+        def interrupt(iteration: Any) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setitem(world.engine.controller._phases, Phase.RESOLVE, interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                world.step()
+        with pytest.raises(IterationFailedError):
+            world.step()
+        world.engine.recover()
+        world.drain()
+
+    def test_in_mid_staging_leaves_no_half_that_lies(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A half remembers the decode batch it holds; one whose staging was interrupted must not claim the old one."""
+        monkeypatch.setattr(Slab, "fill_idle", lambda self, value: None)  # poison would hide it
+        world = World(oracle_engine(max_requests=2))
+        for seed in range(2):
+            world.submit([seed + 1], SamplingParams(max_tokens=30, seed=seed, ignore_eos=True))
+        for _ in range(6):
+            world.step()
+        victim = world.live_ids[0]
+        world.abort(victim)
+        world.step()
+        with monkeypatch.context() as patch:
+            patch.setattr(runner_module, "stage_tokens", _raise)
+            while world.engine.failure is None:
+                try:
+                    world.step()
+                except PlantedError:
+                    break
+                world.submit([9], SamplingParams(max_tokens=30, seed=4, ignore_eos=True))
         world.engine.recover()
         world.drain()
 

@@ -4,7 +4,7 @@ import pytest
 
 from engine.errors import ConfigError
 from engine.request import SamplingParams
-from engine.sampling import SamplingNeeds, make_sampler
+from engine.sampling import SamplingNeeds, make_sampler, sampler_name
 
 NOTHING = {
     "all_greedy": True,
@@ -69,8 +69,8 @@ class TestNeeds:
 class TestMakeSampler:
     @pytest.mark.parametrize("name", ["auto", "torch"])
     def test_gives_the_torch_sampler(self, name: str) -> None:
-        assert make_sampler(name).name == "torch"
+        assert make_sampler(sampler_name(name, "cpu")).name == "torch"
 
     def test_refuses_an_unknown_backend_by_name(self) -> None:
         with pytest.raises(ConfigError, match=r"sampling_backend.*'dice'"):
-            make_sampler("dice")
+            sampler_name("dice", "cpu")

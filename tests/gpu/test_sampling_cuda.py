@@ -1,0 +1,110 @@
+"""The drawing kernel against the reference sampler on the same CUDA logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine import SamplingParams
+from engine.sampling.base import RowColumns, Sampled, SamplingNeeds, SamplingRows
+from engine.sampling.rng import DrawKind, uniform, uniform_host
+from engine.sampling.torch import TorchSampler
+from engine.sampling.triton import TritonSampler
+
+CUDA = "cuda"
+
+
+def make_columns(rows: int, temperatures: list[float], seed: int = 0) -> RowColumns:
+    generator = torch.Generator().manual_seed(seed)
+    ints = torch.zeros(rows, 5, dtype=torch.int64)
+    ints[:, 1] = torch.randint(0, 500, (rows,), generator=generator)
+    ints[:, 2] = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator)
+    floats = torch.zeros(rows, 6)
+    floats[:, 0] = torch.tensor([temperatures[i % len(temperatures)] for i in range(rows)])
+    floats[:, 1] = floats[:, 5] = 1.0
+    return RowColumns(ints.to(CUDA), floats.to(CUDA))
+
+
+def reference(logits: torch.Tensor, columns: RowColumns, needs: SamplingNeeds) -> Sampled:
+    ints, floats = columns
+    rows = SamplingRows(
+        temperature=floats[:, 0],
+        top_k=ints[:, 3],
+        top_p=floats[:, 1],
+        min_p=floats[:, 2],
+        seed=ints[:, 2],
+        position=ints[:, 1],
+        min_tokens=ints[:, 4],
+        presence=floats[:, 3],
+        frequency=floats[:, 4],
+        repetition=floats[:, 5],
+    )
+    return TorchSampler().sample(logits, rows, needs)
+
+
+def needs_for(temperatures: list[float]) -> SamplingNeeds:
+    return SamplingNeeds.of([SamplingParams(temperature=t) for t in temperatures])
+
+
+class TestDrawKernel:
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+    @pytest.mark.parametrize("temperatures", [[0.0], [0.6], [0.0, 0.7, 1.3, 40.0, 1e-4]])
+    @pytest.mark.parametrize(("rows", "vocab"), [(1, 151_936), (7, 49_152), (256, 151_936), (5, 33)])
+    def test_draws_what_the_reference_draws(
+        self, rows: int, vocab: int, temperatures: list[float], dtype: torch.dtype
+    ) -> None:
+        generator = torch.Generator(CUDA).manual_seed(rows)
+        logits = (4 * torch.randn(rows + 3, vocab, device=CUDA, generator=generator)).to(dtype)
+        columns, needs = make_columns(rows, temperatures), needs_for(temperatures)
+        sources = torch.randperm(rows + 3, device=CUDA)[:rows]
+        expected = reference(logits[sources], columns, needs)
+        positions = columns.ints[:, 1].clone()
+        results = torch.full((3, rows + 2), -7, dtype=torch.int64, device=CUDA)
+
+        assert TritonSampler().draw_in_place(logits, sources, columns, results, needs)
+
+        differ = (results[0, :rows] != expected.token_ids) & ~expected.near_boundary & (results[2, :rows] == 0)
+        assert not differ.any()
+        assert (results[0, :rows] != expected.token_ids).sum() <= 1
+        assert (results[1, :rows] == expected.bad).all()
+        assert (results[:, rows:] == -7).all()
+        assert (columns.ints[:, 0] == results[0, :rows]).all()
+        assert (columns.ints[:, 1] == positions + 1).all()
+
+    def test_greedy_takes_the_lowest_id_of_equals(self) -> None:
+        logits = torch.zeros(3, 20_000, device=CUDA, dtype=torch.bfloat16)
+        logits[0, [9_000, 18_000]] = logits[1, [19_999, 3]] = 5.0
+        results = torch.zeros(3, 3, dtype=torch.int64, device=CUDA)
+
+        TritonSampler().draw_in_place(logits, None, make_columns(3, [0.0]), results, needs_for([0.0]))
+
+        assert results[0].tolist() == [9_000, 3, 0]
+
+    def test_a_bad_row_is_flagged_alone(self) -> None:
+        logits = torch.randn(4, 1000, device=CUDA)
+        logits[0, 5], logits[1, 7] = float("nan"), float("inf")
+        logits[2] = float("-inf")
+        results = torch.zeros(3, 4, dtype=torch.int64, device=CUDA)
+
+        TritonSampler().draw_in_place(logits, None, make_columns(4, [1.0]), results, needs_for([1.0]))
+
+        assert results[1].tolist() == [1, 1, 1, 0]
+        assert results[0, :3].tolist() == [0, 0, 0]
+
+    def test_what_needs_more_is_left_to_the_reference(self) -> None:
+        needs = SamplingNeeds.of([SamplingParams(top_p=0.5)])
+        results = torch.zeros(3, 1, dtype=torch.int64, device=CUDA)
+
+        assert not TritonSampler().draw_in_place(
+            torch.zeros(1, 9, device=CUDA), None, make_columns(1, [1.0]), results, needs
+        )
+
+
+class TestRandomStream:
+    def test_cuda_gives_the_bits_of_the_host(self) -> None:
+        seeds = [0, 1, -1, 2**62, -(2**63)]
+        position = torch.arange(5, device=CUDA)
+
+        found = uniform(torch.tensor(seeds, device=CUDA), position, DrawKind.TARGET).tolist()
+
+        assert found == [uniform_host(seed, i, DrawKind.TARGET) for i, seed in enumerate(seeds)]

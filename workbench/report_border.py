@@ -1,0 +1,147 @@
+"""The border between two forwards: the moment at which a schedule shows what it hides.
+
+At a border the device has sampled the tokens of forward N and the host learns them. In legacy the device then stands
+idle while the host works on forward N+1; in async it has gone on to that forward, and the host works beside it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median_low
+
+from tracing.intervals import Interval, intersect, length, merge, subtract
+from tracing.records import BATCH_OF, COMPUTE_LANE, Category, Span
+
+_SAID_FROM = 0.1
+"""Share of the host's work from which a piece of device work beside it, or a rest of either kind, is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Border:
+    """One border of a run; all its lengths are in nanoseconds."""
+
+    at_ns: int
+    """When the device had sampled forward N (or, without sampling, when that forward ended)."""
+    until_ns: int
+    """When forward N+1 ended: what the host did between ``at_ns`` and here belongs to this border."""
+    finished: int
+    """Iteration that launched forward N."""
+    next_forward: int
+    """Iteration that launched forward N+1."""
+    next_start_ns: int
+    """When forward N+1 began on the device."""
+    work: tuple[Interval, ...]
+    """Host work in between; not empty."""
+    hidden_ns: int
+    """Of that work, while the device's compute lane was busy."""
+    idle: tuple[Interval, ...]
+    """When the compute lane stood idle."""
+    beside: tuple[tuple[str, int], ...]
+    """What the compute lane did beside the hidden work: name with iteration, and how long; longest first."""
+    is_steady: bool
+    """Whether both forwards belong to steady decode."""
+
+    @property
+    def work_ns(self) -> int:
+        """Host work, waits left out."""
+        return length(self.work)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether at least half of the work is hidden."""
+        return 2 * self.hidden_ns >= self.work_ns
+
+    @property
+    def extent_ns(self) -> int:
+        """From the border to the end of the host's work."""
+        return self.work[-1][1] - self.at_ns
+
+    @property
+    def text(self) -> str:
+        """What the picture says beside the host's work."""
+        begins = f"forward {self.next_forward} begins after {_short(self.next_start_ns - self.at_ns)}"
+        return f"{self._hidden_text() if self.is_hidden else self._exposed_text()}; {begins}"
+
+    def _exposed_text(self) -> str:
+        rest = f", {_short(self.hidden_ns)} hidden" if self.hidden_ns >= _SAID_FROM * self.work_ns else ""
+        idle, alone = _short(length(self.idle)), _short(self.work_ns - self.hidden_ns)
+        return f"device idle {idle}: the host works alone for {alone}{rest}"
+
+    def _hidden_text(self) -> str:
+        exposed = self.work_ns - self.hidden_ns
+        rest = f", {_short(exposed)} exposed" if exposed >= _SAID_FROM * self.work_ns else ""
+        return f"{_short(self.work_ns)} of host work, hidden behind {self._beside_text()}{rest}"
+
+    def _beside_text(self) -> str:
+        said = [(name, time) for name, time in self.beside if time >= _SAID_FROM * self.work_ns] or self.beside[:1]
+        if len(said) == 1:
+            return said[0][0]
+        return " and ".join(f"{name} ({_short(time)})" for name, time in said)
+
+
+def find_border(spans: Sequence[Span], work: Sequence[Interval], steady: Interval | None) -> Border | None:
+    """The border whose host work reaches as far as that of the median one.
+
+    Args:
+        spans: The whole run.
+        work: When the host worked; sorted and disjoint.
+        steady: The stretch of steady decode. None, or no border inside it: any border of the run is taken.
+
+    Returns:
+        None where the trace has no two forwards with host work between them.
+    """
+    compute = sorted(
+        (span for span in spans if span.category is Category.DEVICE and span.lane == COMPUTE_LANE),
+        key=lambda span: (span.start_ns, span.end_ns),
+    )
+    borders = [border for border in _borders(compute, work, steady) if border.work]
+    chosen = [border for border in borders if border.is_steady] or borders
+    if not chosen:
+        return None
+    middle = median_low(border.extent_ns for border in chosen)
+    return next(border for border in chosen if border.extent_ns == middle)
+
+
+def _borders(compute: Sequence[Span], work: Sequence[Interval], steady: Interval | None) -> Iterable[Border]:
+    busy = merge((span.start_ns, span.end_ns) for span in compute)
+    forwards = [at for at, span in enumerate(compute) if span.name == "forward"]
+    starts = [start for start, _ in work]
+    for first, second in pairwise(forwards):
+        done, coming = compute[first], compute[second]
+        at_ns = max(span.end_ns for span in compute[first:second] if span is done or _ends_batch(span))
+        whole = (at_ns, coming.end_ns)
+        near = work[max(0, bisect_left(starts, at_ns) - 1) : bisect_left(starts, coming.end_ns)]
+        here = intersect([whole], near)
+        hidden = intersect(here, busy)
+        yield Border(
+            at_ns=at_ns,
+            until_ns=coming.end_ns,
+            finished=done.iteration,
+            next_forward=coming.iteration,
+            next_start_ns=coming.start_ns,
+            work=tuple(here),
+            hidden_ns=length(hidden),
+            idle=tuple(subtract([whole], busy)),
+            beside=_beside(hidden, compute[first : second + 1]),
+            is_steady=steady is not None and steady[0] <= done.start_ns and coming.end_ns <= steady[1],
+        )
+
+
+def _ends_batch(span: Span) -> bool:
+    return BATCH_OF.get(span.name) == "consumed"
+
+
+def _beside(hidden: Sequence[Interval], compute: Sequence[Span]) -> tuple[tuple[str, int], ...]:
+    shares = [
+        (f"{span.name} {span.iteration}", length(intersect([(span.start_ns, span.end_ns)], hidden))) for span in compute
+    ]
+    return tuple(sorted(((name, time) for name, time in shares if time), key=lambda share: -share[1]))
+
+
+def _short(time_ns: int) -> str:
+    if time_ns < 100_000:
+        return f"{time_ns / 1e3:.0f} µs"
+    return f"{time_ns / 1e6:.2f} ms" if time_ns < 10_000_000 else f"{time_ns / 1e6:.1f} ms"
