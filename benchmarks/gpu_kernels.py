@@ -134,7 +134,9 @@ def _compile_linear(case: LinearCase) -> None:
     outputs, inputs, norm, swiglu, residual = OPS[case.op]
     half = torch.bfloat16
     pointers = (half, half, None, half if norm else None, half if residual else None, half, 1e-6 if norm else 0.0)
-    options = fused.product_options(case.tile, inputs, norm=norm, bias=False, residual=residual, is_swiglu=swiglu)
+    options = fused.product_options(
+        case.tile, outputs, inputs, norm=norm, bias=False, residual=residual, is_swiglu=swiglu
+    )
     if case.rows == 1:
         triton_linear.one_row_kernel.warmup(*pointers, outputs, grid=(1,), **options)
     else:
@@ -149,8 +151,8 @@ def _compile_attention(case: AttentionCase) -> None:
     partial = (wide, wide) if case.splits > 1 else (None, None)
     options = attention.decode_options(case.tile, case.group, 1, KV_HEADS, HEAD_DIM, False, case.splits)
     triton_kernels.decode_kernel.warmup(
-        half, half, half, ids, ids, ids, half, *partial, 0.1, 0, COLUMNS, grid=(1,),
-        BLOCK_SIZE=BLOCK_SIZE, BLOCK_H=16, num_warps=case.tile.num_warps, num_stages=case.tile.num_stages, **options,
+        half, half, half, ids, ids, ids, half, *partial, torch.int32, 0.1, 0, COLUMNS, grid=(1,),
+        BLOCK_SIZE=BLOCK_SIZE, **options,
     )  # fmt: skip
 
 
@@ -227,6 +229,7 @@ class AttentionBench:
             num_tokens=case.rows, num_decode=case.rows, num_prefill=0, max_query_len=0, num_kv_blocks=COLUMNS
         )
         lengths = torch.full((case.rows,), LENGTH, device="cuda")
+        arrivals = torch.zeros(case.rows * KV_HEADS, dtype=torch.int32, device="cuda")
         calls = []
         for number in range(min(64, 256 // case.rows) * 2):
             first = number // 2 * case.rows
@@ -235,7 +238,7 @@ class AttentionBench:
             batch: Any = SimpleNamespace(block_table_NK=table, slots_T=slots, kv_len_N=lengths, shape=shape)
             calls.append(
                 lambda batch=batch, cache=self.caches[number % 2]: attention.decode(
-                    q, cache, batch, out, scale=0.1, window=None, tile=case.tile
+                    q, cache, batch, out, arrivals, scale=0.1, window=None, tile=case.tile
                 )
             )
         return time_us(calls)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from engine.device import Device
+from engine.layout import NewBlocks
 from engine.request import GREEDY_TEMPERATURE, Request, SamplingParams
 from engine.sampling.base import RowColumns, SamplingNeeds, SamplingRows
 from engine.sampling.rng import to_int64
@@ -79,6 +80,7 @@ class DeviceColumns:
         self.vocab_size = vocab_size
         self.block_table = device.zeros((max_requests + 1, max_blocks), torch.int32)
         self.block_table.fill_(dummy_block)
+        self._table_view = None if self.block_table.is_cuda else self.block_table.numpy()
         self.ints = device.zeros((max_requests + 1, NUM_INTS), torch.int64)
         self.floats = device.zeros((max_requests + 1, NUM_FLOATS), torch.float32)
         self.stop_ids: Tensor | None = None
@@ -150,9 +152,16 @@ class DeviceColumns:
             column[:, : values.shape[1]].index_copy_(0, rows, values.to(column.device, non_blocking=True))
         return column
 
-    def add_blocks(self, rows: Tensor, cols: Tensor, blocks: Tensor) -> None:
-        """Enter new blocks: ``block_table[rows[i], cols[i]] = blocks[i]``; int64, int64, int32, all [m]."""
-        self.block_table.index_put_((rows, cols), blocks)
+    def add_blocks(self, rows: Tensor, cols: Tensor, blocks: Tensor, known: NewBlocks) -> None:
+        """Enter new blocks: ``block_table[rows[i], cols[i]] = blocks[i]``; int64, int64, int32, all [m].
+
+        On the CPU devices the host's copy of the same numbers, ``known``, is entered instead: a few assignments that
+        keep the interpreter, where torch would let go of it and wait to get it back from a busy scheduler.
+        """
+        if self._table_view is not None:
+            self._table_view[known.rows, known.cols] = known.ids
+        else:
+            self.block_table.index_put_((rows, cols), blocks)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Row ``source[i]`` goes to ``target[i]`` in every column; int64 [m], the sets are disjoint."""

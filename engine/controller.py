@@ -18,8 +18,9 @@ from engine.admission import AdmissionQueue
 from engine.cache.blocks import BlockPool
 from engine.config import Mode, ResolvedConfig
 from engine.counters import Counters
+from engine.layout import NewBlocks
 from engine.phases import Order, Phase, Reason
-from engine.plan import NewBlocks, Plan
+from engine.plan import Plan
 from engine.policy import OrderPolicy, OrderState, choose_order
 from engine.request import Request, RequestOutput, RequestState
 from engine.resolution import commit_results
@@ -194,7 +195,7 @@ class Controller:
             new_tokens=iteration.new_tokens,
             wasted_rows=iteration.wasted,
             graph=self._graph_use(plan) if plan is not None and iteration.launched is not None else None,
-            rows_dropped=iteration.rows_released,
+            rows_released=iteration.rows_released,
             rows_moved=iteration.rows_moved,
             void_reasons=tuple(sorted(iteration.void_reasons)),
             free_blocks=self.pool.num_free,

@@ -93,8 +93,11 @@ class Device(ABC):
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 
     @abstractmethod
-    def copy_in(self, target: Tensor, source: Tensor) -> None:
-        """Copy a host tensor of :meth:`host` to a device tensor of the same layout; inside launched work."""
+    def bind_copy(self, target: Tensor, source: Tensor) -> Work:
+        """A copy of a host tensor of :meth:`host` to a device tensor of the same layout; to be called in launched work.
+
+        Bound once, so that a step's copy makes no tensor and no view.
+        """
 
     @abstractmethod
     def capture(

@@ -174,8 +174,11 @@ class CudaDevice(Device):
     def host(self, shape: tuple[int, ...] | int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
-    def copy_in(self, target: Tensor, source: Tensor) -> None:
-        target.copy_(source, non_blocking=True)
+    def bind_copy(self, target: Tensor, source: Tensor) -> Work:
+        def copy() -> None:
+            target.copy_(source, non_blocking=True)
+
+        return copy
 
     def capture(
         self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], traced: TracedForwards

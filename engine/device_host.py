@@ -12,7 +12,6 @@ import weakref
 from collections.abc import Callable
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -110,8 +109,8 @@ class InlineDevice(Device):
         self.compute = InlineStream("compute", self)
         self.copy = InlineStream("copy", self)
 
-    def copy_in(self, target: Tensor, source: Tensor) -> None:
-        copy_keeping_the_interpreter(target, source)
+    def bind_copy(self, target: Tensor, source: Tensor) -> Work:
+        return copy_keeping_the_interpreter(target, source)
 
     def capture(
         self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], traced: TracedForwards
@@ -178,8 +177,8 @@ class ThreadDevice(Device):
         _SwitchInterval.acquire()
         self._finalizer = weakref.finalize(self, _stop_streams, compute._queue, copy._queue)
 
-    def copy_in(self, target: Tensor, source: Tensor) -> None:
-        copy_keeping_the_interpreter(target, source)
+    def bind_copy(self, target: Tensor, source: Tensor) -> Work:
+        return copy_keeping_the_interpreter(target, source)
 
     def capture(
         self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], traced: TracedForwards
@@ -223,12 +222,20 @@ class _SwitchInterval:
                 sys.setswitchinterval(cls._before)
 
 
-def copy_keeping_the_interpreter(target: Tensor, source: Tensor) -> None:
-    """A copy of a few microseconds that does not let go of the interpreter, as torch's own would.
+def copy_keeping_the_interpreter(target: Tensor, source: Tensor) -> Work:
+    """A copy of a few microseconds that does not let go of the interpreter.
 
-    Beside a busy scheduler each letting go costs a worker up to one switch interval to get it back.
+    Beside a busy scheduler a worker that lets go gets the interpreter back only when the host waits: the host takes it
+    again after each of its own short releases, before the worker has woken. Torch lets go in every operation and when
+    a tensor made by ``numpy()`` dies, numpy in copies of more than 500 elements; copying between two memory views
+    does not, and the views are made once.
     """
-    np.copyto(target.numpy(), source.numpy())
+    into, out_of = target.numpy().data.cast("B"), source.numpy().data.cast("B")
+
+    def copy() -> None:
+        into[:] = out_of
+
+    return copy
 
 
 class _Traced(torch.nn.Module):

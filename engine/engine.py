@@ -205,6 +205,7 @@ class Engine:
             prompt,
             params,
             key=self._next_key,
+            number=self.counters.submitted,
             request_id=request_id,
             stream=stream,
             iteration=self.controller.next_index,

@@ -31,12 +31,23 @@ class Intake:
         params: SamplingParams,
         *,
         key: int,
+        number: int,
         request_id: str | None,
         stream: bool,
         iteration: int,
         live: Container[str],
     ) -> Request:
         """The engine's record of a request that can be served.
+
+        Args:
+            prompt: Text or ids.
+            params: How to sample.
+            key: Its unique key.
+            number: Requests accepted before it since the engine was made or reset; seeds those without a seed.
+            request_id: The caller's name for it, or None.
+            stream: Whether it makes an output at every token.
+            iteration: Iterations begun so far.
+            live: Ids in use.
 
         Raises:
             RequestError: it cannot; ``field`` names the fault.
@@ -62,7 +73,7 @@ class Intake:
             request_id=request_id,
             prompt_ids=prompt_ids,
             params=params,
-            seed=params.seed if params.seed is not None else derive_seed(self._resolved.config.seed, key),
+            seed=params.seed if params.seed is not None else derive_seed(self._resolved.config.seed, number),
             max_new_tokens=min(params.max_tokens, room),
             timings=RequestTimings(time.perf_counter_ns(), arrival_iteration=iteration),
             stream=stream,

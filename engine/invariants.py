@@ -116,14 +116,11 @@ def _check_owner(engine: Engine, row: int) -> None:
     require(engine._live.get(request.request_id) is request, "I2", "row {}: {} has ended", row, request.request_id)
     alive = (RequestState.PREFILL, RequestState.DECODE, RequestState.PAUSED)
     require(request.state in alive, "I2", "row {}: {} is {}", row, request.request_id, request.state.value)
-    params = request.params
     found = {
         "key": (int(table.key[row]), request.key),
         "max_output": (int(table.max_output[row]), request.max_new_tokens),
         "num_output": (int(table.num_output[row]), len(request.output_ids)),
         "is_prefill": (bool(table.is_prefill[row]), request.state is RequestState.PREFILL),
-        "ignores_eos": (bool(table.ignores_eos[row]), params.ignore_eos),
-        "has_stops": (bool(table.has_stops[row]), bool(params.stop_token_ids)),
         "is_watched": (bool(table.is_watched[row]), request.is_watched),
     }
     for name, (held, wanted) in found.items():

@@ -1,4 +1,4 @@
-"""Where the rows of a batch stand in the forward that runs it."""
+"""Where the rows of a batch stand in the forward that runs it, and which blocks are new to the device."""
 
 from __future__ import annotations
 
@@ -22,3 +22,12 @@ class Layout:
     query_len: NDArray[np.int64]
     """[n] its query tokens."""
     shape: BatchShape
+
+
+@dataclass(frozen=True, slots=True)
+class NewBlocks:
+    """Block-table entries that the device does not know yet, [m] each."""
+
+    rows: Rows
+    cols: Rows
+    ids: NDArray[np.int32]

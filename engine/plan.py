@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.batch import BatchDimensions, BatchShape
 from engine.columns import NUM_FLOATS, NUM_INTS, WideRows, row_floats, row_ints
-from engine.layout import Layout
+from engine.layout import Layout, NewBlocks
 from engine.request import Request
 from engine.staging import Field, HostSlab
 from engine.step_function import FROM_SAMPLE
@@ -46,20 +46,11 @@ class Plan:
     """Size launched, padding included."""
     half: HostSlab
     new_rows: int
-    new_blocks: int
+    new_blocks: NewBlocks
     wide: WideRows | None
     prompt_rows: list[PromptRow]
     extra_idx: Tensor | None
     extra_targets: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class NewBlocks:
-    """Block-table entries that the device does not know yet, [m] each."""
-
-    rows: Rows
-    cols: Rows
-    ids: NDArray[np.int32]
 
 
 def restage_decode(half: HostSlab, table: RequestTable, layout: Layout) -> bool:

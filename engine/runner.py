@@ -6,7 +6,6 @@ Everything here launches and nothing waits, but for :meth:`SampleResult.wait`, w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -18,10 +17,9 @@ from engine.columns import LAST_TOKEN, POSITION, DeviceColumns
 from engine.config import ResolvedConfig
 from engine.device import Device, Stream, TracedForwards
 from engine.graphs import GraphSet, graph_list
-from engine.layout import Layout
+from engine.layout import Layout, NewBlocks
 from engine.models.base import Model
 from engine.plan import (
-    NewBlocks,
     Plan,
     batch_rows_of,
     restage_decode,
@@ -127,7 +125,7 @@ class Runner:
             shape=shape,
             half=half,
             new_rows=len(new),
-            new_blocks=new_blocks.rows.size,
+            new_blocks=new_blocks,
             wide=self.columns.stage_wide(new, rows_of_new, self.resolved.eos_token_ids) if new else None,
             prompt_rows=prompt_rows,
             extra_idx=extra_idx,
@@ -175,14 +173,14 @@ class Runner:
         return known[2]
 
     def _publish(self, plan: Plan) -> None:
-        self.step_slab.upload(plan.half)
+        plan.half.upload()
         fields = self.step_slab.device_fields
         if plan.wide is not None:
             n = plan.new_rows
             self.columns.write_rows(fields["new_row"][:n], fields["new_ints"][:n], fields["new_floats"][:n], plan.wide)
-        if plan.new_blocks:
-            m = plan.new_blocks
-            self.columns.add_blocks(fields["block_row"][:m], fields["block_col"][:m], fields["block_id"][:m])
+        if m := plan.new_blocks.rows.size:
+            entries = fields["block_row"][:m], fields["block_col"][:m], fields["block_id"][:m]
+            self.columns.add_blocks(*entries, plan.new_blocks)
 
     def _eager_work(self, plan: Plan, logits: Logits) -> Callable[[], None]:
         step = StepFunction(self.model, self.block_size, plan.shape)
@@ -237,7 +235,7 @@ class Runner:
             half = self.step_slab.acquire()
             stage_padding(half, shape, self.columns.dummy_row)
             half.layout = None
-            self.device.compute.launch(partial(self.step_slab.upload, half))
+            self.device.compute.launch(half.upload)
             half.copied = self.device.compute.record()
             half.copied.wait()
             step = StepFunction(self.model, self.block_size, shape)
@@ -310,7 +308,7 @@ class Runner:
         assert logits is not None
         sources = None
         if source is not None:
-            self.index_slab.upload(source)
+            source.upload()
             sources = self.index_slab.device_fields["logits_row"][:count]
         columns = self.columns.rows(first, end)
         if not self.sampler.draw_in_place(logits, sources, columns, buffers.ints[0], needs):
@@ -357,7 +355,7 @@ class Runner:
         half.fields["moves"][1, :count] = moves.target
 
         def work() -> None:
-            self.move_slab.upload(half)
+            half.upload()
             pairs = self.move_slab.device_fields["moves"]
             self.columns.move(pairs[0, :count], pairs[1, :count])
 

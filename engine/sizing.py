@@ -28,8 +28,8 @@ def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) ->
         )
     if limit > config.max_batch_tokens:
         raise ConfigError(
-            f"max_sequence_length={limit} exceeds max_batch_tokens={config.max_batch_tokens}: without chunked prefill a "
-            "sequence must fit one forward; raise max_batch_tokens or lower max_sequence_length"
+            f"max_sequence_length={limit} exceeds max_batch_tokens={config.max_batch_tokens}: without chunked prefill "
+            "a sequence must fit one forward; raise max_batch_tokens or lower max_sequence_length"
         )
     return ResolvedConfig(
         config=config,

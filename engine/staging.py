@@ -42,13 +42,15 @@ class Field:
 class HostSlab:
     """One host half: ``fields[name]`` is a numpy view that may be written once :meth:`acquire` has returned."""
 
-    def __init__(self, device: Device, layout: list[tuple[Field, int]], num_bytes: int) -> None:
-        self.tensor = device.host(num_bytes, torch.uint8)
+    def __init__(self, device: Device, layout: list[tuple[Field, int]], target: Tensor) -> None:
+        self.tensor = device.host(target.numel(), torch.uint8)
         raw = self.tensor.numpy()
         self.fields: dict[str, NDArray[Any]] = {
             field.name: raw[offset : offset + field.num_bytes].view(_NUMPY[field.dtype]).reshape(field.shape)
             for field, offset in layout
         }
+        self.upload = device.bind_copy(target, self.tensor)
+        """Copies this half to the device; call inside launched work, then record :attr:`copied`."""
         self.copied: Event | None = None
         """Behind the last copy out of this half."""
         self.layout: Layout | None = None
@@ -59,7 +61,6 @@ class Slab:
     """A device tensor of named fields with two host halves."""
 
     def __init__(self, device: Device, fields: list[Field]) -> None:
-        self._device = device
         layout: list[tuple[Field, int]] = []
         num_bytes = 0
         for field in fields:
@@ -70,7 +71,7 @@ class Slab:
             field.name: self.device_tensor[offset : offset + field.num_bytes].view(field.dtype).view(field.shape)
             for field, offset in layout
         }
-        self._halves = (HostSlab(device, layout, num_bytes), HostSlab(device, layout, num_bytes))
+        self._halves = (HostSlab(device, layout, self.device_tensor), HostSlab(device, layout, self.device_tensor))
         self._next = 0
         self.num_waits = 0
         """How often the host had to wait for a copy before staging; 0 in a healthy run (I33)."""
@@ -95,7 +96,3 @@ class Slab:
                 half.layout = None
                 for column in half.fields.values():
                     column.fill(np.nan if column.dtype == np.float32 else value)
-
-    def upload(self, half: HostSlab) -> None:
-        """Copy a half to the device; call inside launched work, then record ``half.copied``."""
-        self._device.copy_in(self.device_tensor, half.tensor)

@@ -14,8 +14,6 @@
         num_drafts   [R]     int32   drafted tokens in the pending forward
         num_accepted [R]     int32   of those, accepted
         chunk_done   [R]     int32   prompt tokens read by earlier chunks
-        ignores_eos  [R]     bool    EOS does not end it
-        has_stops    [R]     bool    it has stop ids of its own
         is_watched   [R]     bool    it streams, has stops of its own, or wants log probabilities
 
 The columns are plain numpy: what the device reads is staged in a pinned slab (``engine/staging.py``), so nothing here
@@ -46,8 +44,6 @@ _COLUMNS: dict[str, tuple[type[np.generic], int]] = {
     "num_drafts": (np.int32, 0),
     "num_accepted": (np.int32, 0),
     "chunk_done": (np.int32, 0),
-    "ignores_eos": (np.bool_, 0),
-    "has_stops": (np.bool_, 0),
     "is_watched": (np.bool_, 0),
 }
 """Every one-dimensional column: its type and what a free row holds."""
@@ -103,8 +99,6 @@ class RequestTable:
         self.num_drafts: NDArray[np.int32] = _column("num_drafts", max_requests)
         self.num_accepted: NDArray[np.int32] = _column("num_accepted", max_requests)
         self.chunk_done: NDArray[np.int32] = _column("chunk_done", max_requests)
-        self.ignores_eos: NDArray[np.bool_] = _column("ignores_eos", max_requests)
-        self.has_stops: NDArray[np.bool_] = _column("has_stops", max_requests)
         self.is_watched: NDArray[np.bool_] = _column("is_watched", max_requests)
 
     @property
@@ -143,8 +137,6 @@ class RequestTable:
         self.max_output[row] = request.max_new_tokens
         self.prompt_len[row] = prefill_len
         self.is_prefill[row] = True
-        self.ignores_eos[row] = request.params.ignore_eos
-        self.has_stops[row] = bool(request.params.stop_token_ids)
         self.is_watched[row] = request.is_watched
         self.block_ids[row, : block_ids.size] = block_ids
         self.block_count[row] = block_ids.size

@@ -188,11 +188,13 @@ def seed_by_row(patch: Patch) -> None:
 
 
 def position_stands_still(patch: Patch) -> None:
-    def rows(real: Any, self: DeviceColumns, *args: Any) -> Any:
-        found = real(self, *args)
-        return found._replace(position=found.position.clone())
+    def sample(real: Any, self: Runner, pending: Any, first: int, end: int, *rest: Any) -> None:
+        position = self.columns.ints[first:end, columns_module.POSITION]
+        before = position.clone()
+        real(self, pending, first, end, *rest)
+        position.copy_(before)
 
-    wrap(patch, DeviceColumns, "sampling_rows", rows)
+    wrap(patch, Runner, "_sample", sample)
 
 
 def eos_ignored_in_overlap(patch: Patch) -> None:
@@ -356,8 +358,8 @@ def token_the_host_knew_before(patch: Patch) -> None:
 
 
 def stale_blocks_behind_a_row(patch: Patch) -> None:
-    def add(real: Any, self: DeviceColumns, rows: Any, cols: Any, blocks: Any) -> None:
-        real(self, rows, cols, blocks)
+    def add(real: Any, self: DeviceColumns, rows: Any, cols: Any, blocks: Any, known: Any) -> None:
+        real(self, rows, cols, blocks, known)
         self.block_table[rows, -1] = 0
 
     wrap(patch, DeviceColumns, "add_blocks", add)
@@ -388,6 +390,15 @@ def host_waits_before_the_next_forward(patch: Patch) -> None:
     patch.setattr(Order.OVERLAP, "_value_", phases)
 
 
+def half_of_other_rows_advanced(patch: Patch) -> None:
+    def restage(real: Any, half: Any, table: Any, layout: Any) -> bool:
+        if half.layout is not None and half.layout.shape == layout.shape:
+            half.layout = layout
+        return bool(real(half, table, layout))
+
+    wrap(patch, runner_module, "restage_decode", restage)
+
+
 BUCKETS = {"graphs": (2, 4, 16), "block_size": 16, "num_blocks": 16}
 SLOW_DEVICE = {"device": "cpu", "op_sleep_s": 0.002}
 
@@ -396,11 +407,16 @@ FAULTS = [
     Fault("leaked block", leaked_block),
     *(
         Fault(f"host column {name} does not move", fixed_host_column(name))
-        for name in ("key", "kv_len", "num_output", "max_output", "prompt_len", "block_count", "block_ids")
-    ),
-    *(
-        Fault(f"host column {name} does not move", fixed_host_column(name))
-        for name in ("ignores_eos", "has_stops", "is_watched")
+        for name in (
+            "key",
+            "kv_len",
+            "num_output",
+            "max_output",
+            "prompt_len",
+            "block_count",
+            "block_ids",
+            "is_watched",
+        )
     ),
     *(
         Fault(f"device column {name} does not move", fixed_device_column(name))
@@ -443,5 +459,6 @@ FAULTS = [
     Fault("stale blocks behind a row", stale_blocks_behind_a_row),
     Fault("tokens behind a stop string", tokens_behind_a_stop_string, text=True),
     Fault("forward left out", forward_left_out),
+    Fault("staging half of other rows advanced", half_of_other_rows_advanced, BUCKETS),
     Fault("host waits before the next forward", host_waits_before_the_next_forward),
 ]

@@ -179,11 +179,14 @@ class IterationRecord:
     new_tokens: int = 0
     """Tokens given to requests."""
     wasted_rows: Mapping[str, int] = field(default_factory=dict)
-    """Consumed rows whose token nobody wanted, by cause: eos, stop_string, length, abort, error."""
+    """Rows of a launched forward whose request this iteration found to have ended before anybody sampled them.
+
+    By cause: eos, stop_string, length, abort, error.
+    """
     graph: GraphUse | None = None
     """How the launched forward ran; None without one."""
-    rows_dropped: int = 0
-    """Rows removed from the table."""
+    rows_released: int = 0
+    """Rows given back to the table because their request ended, whether a launched forward held them or not."""
     rows_moved: int = 0
     """Rows that changed place to fill holes."""
     void_reasons: tuple[str, ...] = ()

@@ -157,7 +157,7 @@ class GraphTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WastedRows:
-    """Consumed rows whose token nobody wanted."""
+    """Rows of launched forwards that nobody sampled, because their request ended first."""
 
     by_cause: Mapping[str, int]
     total: int

@@ -67,6 +67,7 @@ class RequestBook:
             self._chat_ids(spec.prompt) if spec.chat else spec.prompt,
             spec.params,
             key=number,
+            number=number,
             request_id=request_id,
             stream=spec.stream,
             iteration=self._engine.controller.next_index,

@@ -21,8 +21,10 @@
   }
 
   function steadyCaption() {
-    const loose = data.runs.filter((run) => !run.isSteady).map((run) => run.name);
-    return (loose.length < data.runs.length
+    const loose = data.runs.filter((run) => !run.isSteady && run.iterations.length).map((run) => run.name);
+    const empty = data.runs.filter((run) => !run.iterations.length).map((run) => run.name);
+    return (empty.length ? `No iterations were recorded in ${list(empty)}. ` : "")
+      + (loose.length + empty.length < data.runs.length
       ? "A few decode iterations of each run, aligned where the first of them begins. " : "")
       + (loose.length ? `No steady decode in ${list(loose)}: the first iterations are shown. ` : "");
   }
@@ -98,9 +100,22 @@
     return `${(ns / size).toLocaleString("en", { maximumSignificantDigits: 4 })} ${unit}`;
   }
 
+  function waitInside(run, start, length) {
+    const waits = run.lanes.wait;
+    let total = 0;
+    if (!waits) return total;
+    for (let at = firstVisible(waits.start, waits.length, start); at < waits.start.length; at++) {
+      if (waits.start[at] >= start + length) break;
+      if (waits.start[at] >= start) total += waits.length[at];
+    }
+    return total;
+  }
+
   function spanText(run, key, columns, at) {
     const iteration = columns.iteration[at], record = run.iterations.find((one) => one.n === iteration);
-    const lines = [`${run.names[columns.name[at]]}  (${key})`, lengthText(columns.length[at])];
+    const waited = key === "host" ? waitInside(run, columns.start[at], columns.length[at]) : 0;
+    const lines = [`${run.names[columns.name[at]]}  (${key})`,
+      lengthText(columns.length[at]) + (waited ? `, of which ${lengthText(waited)} waiting` : "")];
     lines.push(iteration < 0 ? "outside every iteration" : `iteration ${iteration}${record ? ", " + record.order : ""}`);
     if (columns.enqueued && columns.enqueued[at] !== null) {
       const delay = columns.start[at] - columns.enqueued[at];  // negative: it ran before the host came back
@@ -139,6 +154,9 @@
           const at = columns ? hit(columns, time, key === "host waits" ? 0 : slack) : -1;
           if (at >= 0) return spanText(run, key, columns, at);
         }
+        const idle = lane.key === "device compute" && run.bubbles.starts
+          ? hit({ start: run.bubbles.starts, length: run.bubbles.lengths }, time, 0) : -1;
+        if (idle >= 0) return `device idle\n${lengthText(run.bubbles.lengths[idle])}`;
       }
     }
     return "";

@@ -102,7 +102,8 @@ def find_border(spans: Sequence[Span], work: Sequence[Interval], steady: Interva
     if not chosen:
         return None
     middle = median_low(border.extent_ns for border in chosen)
-    return next(border for border in chosen if border.extent_ns == middle)
+    alike = [border for border in chosen if border.extent_ns == middle]
+    return alike[len(alike) // 2]
 
 
 def _borders(compute: Sequence[Span], work: Sequence[Interval], steady: Interval | None) -> Iterable[Border]:

@@ -55,7 +55,7 @@ function timelinePainter(data, canvas) {
     let y = AXIS;
     state.blocks = data.runs.map((run) => {
       const block = { run, top: y, strip: y + TITLE, lanes: [] };
-      y += TITLE + STRIP + 6;
+      y += TITLE + STRIP + 9;
       for (const lane of lanesOf(run)) {
         block.lanes.push({ ...lane, top: y });
         y += lane.height + 4;
@@ -103,15 +103,16 @@ function timelinePainter(data, canvas) {
     return lowerBound(starts, time - reach.get(starts));
   }
 
-  // Stretches narrower than a pixel are left out where one was just drawn: ten thousand iterations cost one screen.
+  // With more stretches than pixels each is painted as thin as it is, so that a pixel's shade tells how much of it they
+  // fill; with fewer, each gets the least width that can be seen.
+  let least = 0.8;
   function eachVisible(run, starts, lengths, use) {
     const from = state.view.start + run.align, to = state.view.end + run.align;
-    let last = -1;
-    for (let at = firstVisible(starts, lengths, from); at < starts.length && starts[at] <= to; at++) {
+    const first = firstVisible(starts, lengths, from), behind = lowerBound(starts, to);
+    least = behind - first > state.width ? 0 : 0.8;
+    for (let at = first; at < behind; at++) {
       if (starts[at] + lengths[at] < from) continue;
       const left = toX(starts[at] - run.align), right = toX(starts[at] + lengths[at] - run.align);
-      if (right < last + 0.7 && right - left < 1) continue;
-      last = right;
       use(at, Math.max(left, GUTTER - 1), Math.min(right, state.width + 1), left);
     }
   }
@@ -124,7 +125,7 @@ function timelinePainter(data, canvas) {
   }
 
   function bar(left, right, top, tall, colour, text) {
-    const from = Math.max(left, GUTTER), wide = Math.max(right - from, 0.8);
+    const from = Math.max(left, GUTTER), wide = Math.max(right - from, least);
     context.fillStyle = colour;
     context.fillRect(from, top, wide > 4 ? wide - 0.8 : wide, tall);
     label(text, from, right, top + tall / 2, typeof colour === "string" ? ink(colour) : css("--soft"));
@@ -155,18 +156,21 @@ function timelinePainter(data, canvas) {
         drawWait(Math.max(low, GUTTER), Math.min(high, state.width), lane, `${name} waits for ${run.names[waits.name[index]]}`);
         from = Math.max(from, high);
       }
-      if (right > from || right - left < 1) bar(Math.min(from, right), right, lane.top, lane.height, colour, name);
+      if (right > from || right - left < least) bar(Math.min(from, right), right, lane.top, lane.height, colour, name);
     });
     if (run.lanes.detail) drawDetails(block, lane);
   }
 
   function drawWait(left, right, lane, text) {
-    if (right - left < 0.5) return;
+    if (right - left < 0.05) return;
     context.fillStyle = css("--lane");
     context.fillRect(left, lane.top, right - left, lane.height);
     context.fillStyle = hatch("--wait");
     context.fillRect(left, lane.top, right - left, lane.height);
-    plate(text, left, right, lane, css("--soft"));
+    const moment = toX(0);
+    if (!state.atBorder || moment <= left || moment >= right) plate(text, left, right, lane, css("--soft"));
+    else if (moment - left > right - moment) plate(text, left, moment, lane, css("--soft"));
+    else plate(text, moment, right, lane, css("--soft"));
   }
 
   // Words on hatching stand on a plate, in the middle of what can be seen.
@@ -206,7 +210,7 @@ function timelinePainter(data, canvas) {
     const host = hostLane(block), device = deviceLane(block);
     context.fillStyle = css("--hidden");
     eachPair(block.run, block.run.hidden, (left, right) => {
-      context.fillRect(left, host.top - 4, Math.max(right - left, 0.6), device.top + device.height - host.top + 8);
+      context.fillRect(left, host.top - 4, Math.max(right - left, least), device.top + device.height - host.top + 8);
     });
   }
 
@@ -216,7 +220,7 @@ function timelinePainter(data, canvas) {
     for (const [stretches, colour] of [[block.run.hidden, "--hidden-line"], [block.run.exposed, "--bubble"]]) {
       context.fillStyle = css(colour);
       eachPair(block.run, stretches, (left, right) => {
-        context.fillRect(left, host.top - 5, Math.max(right - left, 0.6), 4);
+        context.fillRect(left, host.top - 5, Math.max(right - left, least), 4);
       });
     }
   }
@@ -224,7 +228,8 @@ function timelinePainter(data, canvas) {
   function drawBubbles(block) {
     const lane = deviceLane(block);
     eachPair(block.run, block.run.bubbles, (left, right) => {
-      if (right - left < 1) return;
+      context.fillStyle = css("--lane");
+      context.fillRect(left, lane.top, right - left, lane.height);
       context.fillStyle = hatch("--bubble");
       context.fillRect(left, lane.top, right - left, lane.height);
       const room = right - left > 100 ? "device idle" : "idle";
@@ -271,7 +276,7 @@ function timelinePainter(data, canvas) {
     context.stroke();
     context.font = BOLD;
     const size = context.measureText(mark.text).width;
-    const x = Math.max(GUTTER + 4, Math.min(left, state.width - size - 6));
+    const x = Math.max(GUTTER + 4, Math.min(left + 5, state.width - size - 6));
     context.fillStyle = css("--panel");
     context.fillRect(x - 3, y + 4, size + 6, NOTE - 6);
     context.fillStyle = colour;
@@ -304,7 +309,7 @@ function timelinePainter(data, canvas) {
     const { run } = block, mark = run.border, host = hostLane(block), device = deviceLane(block);
     if (!state.circles || !mark) return;
     const left = toX(mark.workStart - run.align) - 14, right = toX(mark.workEnd - run.align) + 14;
-    const top = host.top - 9, bottom = device.top + device.height + 7;
+    const top = host.top - 7.5, bottom = device.top + device.height + 7;
     context.strokeStyle = css(mark.isHidden ? "--hidden-line" : "--bubble");
     context.lineWidth = 3;
     context.beginPath();
@@ -347,10 +352,9 @@ function timelinePainter(data, canvas) {
       for (const lane of block.lanes) if (lane.key === "phase") drawHost(block, lane); else drawLane(block, lane);
       drawBubbles(block);
       drawVerdict(block);
-      drawNote(block);
     }
     drawMoment();
-    for (const block of state.blocks) { drawRing(block); drawLabels(block); }
+    for (const block of state.blocks) { drawRing(block); drawNote(block); drawLabels(block); }
   }
 
   function drawLabels(block) {

@@ -16,7 +16,7 @@ from engine.attention import triton_kernels
 from engine.batch import ForwardBatch
 from engine.errors import ConfigError
 from engine.kernels.torch import append
-from engine.kernels.triton import overlapped
+from engine.kernels.triton import overlapped, power_of_two
 from engine.models.base import LayerCache
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -51,6 +51,7 @@ class TritonAttention:
 
     def __init__(self, decode_tile: DecodeTile | None = None) -> None:
         self._tile = decode_tile
+        self._arrivals: tuple[ForwardBatch, Tensor] | None = None
 
     def __call__(
         self,
@@ -78,10 +79,21 @@ class TritonAttention:
         # Prefill leaves out padding tokens, whose rows must be finite all the same.
         out_THD = torch.zeros_like(q_THD) if shape.num_prefill else torch.empty_like(q_THD)
         if shape.num_decode:
-            decode(q_THD, cache, batch, out_THD, scale=scale, window=window, tile=self._tile)
+            arrivals = self._arrivals_for(batch, shape.num_decode * cache[0].shape[2])
+            decode(q_THD, cache, batch, out_THD, arrivals, scale=scale, window=window, tile=self._tile)
         if shape.num_prefill:
             prefill(q_THD, cache, batch, out_THD, scale=scale, window=window)
         return out_THD
+
+    def _arrivals_for(self, batch: ForwardBatch, count: int) -> Tensor:
+        """[count] int32 zeros, shared by the layers of one forward: each leaves them zero.
+
+        Made anew for each forward, because engines that share a model may run at the same time.
+        """
+        if self._arrivals is None or self._arrivals[0] is not batch or self._arrivals[1].numel() < count:
+            zeros = torch.zeros(count, dtype=torch.int32, device=batch.kv_len_N.device)
+            self._arrivals = (batch, zeros)
+        return self._arrivals[1]
 
 
 def check_supported(q_THD: Tensor, cache: LayerCache) -> None:
@@ -110,6 +122,7 @@ def decode(
     cache: LayerCache,
     batch: ForwardBatch,
     out_THD: Tensor,
+    arrivals: Tensor,
     *,
     scale: float,
     window: int | None,
@@ -123,6 +136,7 @@ def decode(
         cache: Keys and values, this forward's written.
         batch: Lengths, slots and block tables.
         out_THD: Written in place.
+        arrivals: [num_decode * G] int32 zeros at least; left as zeros.
         scale: Factor on the scores.
         window: Keys a query sees, its own included; None: all.
         tile: How to cut the work; None: :func:`decode_tile_for`.
@@ -151,32 +165,19 @@ def decode(
         out_THD,
         partial,
         partial_log,
+        arrivals,
         scale * math.log2(math.e),
         window or 0,
         table_NK.stride(0),
         BLOCK_SIZE=block_size,
-        BLOCK_H=max(16, 1 << (group * queries - 1).bit_length()),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
         **options,
     )
-    if splits > 1:
-        triton_kernels.combine_kernel[(kv_heads, group * queries, rows)](
-            batch.kv_len_N,
-            out_THD,
-            partial,
-            partial_log,
-            window or 0,
-            BLOCK_S=1 << (splits - 1).bit_length(),
-            num_warps=1 if splits <= 8 else 4,
-            **options,
-        )
 
 
 def decode_options(
     tile: DecodeTile, group: int, queries: int, kv_heads: int, head_dim: int, has_window: bool, splits: int
 ) -> dict[str, Any]:
-    """Compile-time constants of the decode and combine kernels."""
+    """Compile-time constants of the decode kernel."""
     return {
         "GROUP": group,
         "QUERIES": queries,
@@ -184,8 +185,12 @@ def decode_options(
         "HEAD_DIM": head_dim,
         "HAS_WINDOW": has_window,
         "SPLITS": splits,
-        "BLOCK_D": max(16, 1 << (head_dim - 1).bit_length()),
+        "BLOCK_H": max(16, power_of_two(group * queries)),
+        "BLOCK_D": max(16, power_of_two(head_dim)),
+        "BLOCK_S": power_of_two(splits),
         "TILE": tile.tile,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
         **overlapped(),
     }
 
@@ -197,10 +202,12 @@ def prefill(
     shape, block_size = batch.shape, cache[0].shape[1]
     _, heads, head_dim = q_THD.shape
     kv_heads = cache[0].shape[2]
-    block_d = max(16, 1 << (head_dim - 1).bit_length())
+    block_d = max(16, power_of_two(head_dim))
     block_q = 128 if shape.max_query_len > 64 else 64
     table_NK = batch.block_table_NK
-    triton_kernels.prefill_kernel[(-(-shape.max_query_len // block_q), heads, shape.num_prefill)](
+    # A row's last tile may be short, so there are at most this many.
+    tiles = (shape.num_tokens - shape.num_decode) // block_q + shape.num_prefill
+    triton_kernels.prefill_kernel[(heads, tiles)](
         q_THD,
         *cache,
         table_NK,
@@ -212,11 +219,13 @@ def prefill(
         window or 0,
         table_NK.stride(0),
         shape.num_decode,
+        shape.num_prefill,
         GROUP=heads // kv_heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         HAS_WINDOW=window is not None,
+        BLOCK_P=power_of_two(shape.num_prefill),
         BLOCK_Q=block_q,
         BLOCK_D=block_d,
         TILE=64,

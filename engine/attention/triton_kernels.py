@@ -31,6 +31,7 @@ def decode_kernel(
     out,
     partial,
     partial_log,
+    arrivals,
     scale_log2,
     window,
     table_stride,
@@ -43,12 +44,14 @@ def decode_kernel(
     SPLITS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
     TILE: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
     """One program a row, key head and split: the row's QUERIES newest tokens and GROUP query heads as one matrix.
 
-    Key heads lie on the fastest axis, so that programs that run together read neighbouring memory.
+    Key heads lie on the fastest axis, so that programs that run together read neighbouring memory. Of several splits,
+    the one that arrives last at the pair's counter in ``arrivals`` combines what all found, and sets it back to 0.
     """
     if USE_PDL:
         gdc_launch_dependents()
@@ -104,52 +107,33 @@ def decode_kernel(
     if SPLITS == 1:
         tl.store(out + place, (weighted / total[:, None]).to(out.dtype.element_ty), mask=inside)
     else:
-        at = ((row * KV_HEADS + kv_head) * SPLITS + split).to(tl.int64) * (GROUP * QUERIES) + lane
+        pair = row * KV_HEADS + kv_head
+        at = (pair * SPLITS + split).to(tl.int64) * (GROUP * QUERIES) + lane
         share_out = weighted / tl.where(total > 0.0, total, 1.0)[:, None]
         tl.store(partial + at[:, None] * HEAD_DIM + column[None, :], share_out, mask=inside)
         tl.store(partial_log + at, top + tl.log2(total), mask=is_real)
+        tl.debug_barrier()  # all threads have stored before one of them says so
+        num_shares = tl.cdiv(length - first, share)
+        if tl.atomic_add(arrivals + pair, 1, sem="acq_rel") == num_shares - 1:
+            tl.store(arrivals + pair, 0)
+            part = tl.arange(0, BLOCK_S)
+            for lane_idx in range(GROUP * QUERIES):
+                found_at = (pair * SPLITS + part).to(tl.int64) * (GROUP * QUERIES) + lane_idx
+                found = _combine(partial, partial_log, found_at, part < num_shares, column, HEAD_DIM)
+                token = row * QUERIES + lane_idx // GROUP
+                target = (token * KV_HEADS + kv_head).to(tl.int64) * GROUP + lane_idx % GROUP
+                tl.store(out + target * HEAD_DIM + column, found.to(out.dtype.element_ty), mask=has_column)
 
 
 @triton.jit
-def combine_kernel(
-    kv_len,
-    out,
-    partial,
-    partial_log,
-    window,
-    GROUP: tl.constexpr,
-    QUERIES: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    TILE: tl.constexpr,
-    USE_PDL: tl.constexpr,
-):
-    """One program a query token and head: the weighted mean of what its splits found."""
-    if USE_PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    kv_head, lane = tl.program_id(0), tl.program_id(1)
-    row = tl.program_id(2)
-    length = tl.load(kv_len + row).to(tl.int32)
-    first = 0
-    if HAS_WINDOW:
-        first = tl.maximum(length - QUERIES + 1 - window, 0)
-    share = share_of_split(first, length, SPLITS, TILE)
-    split = tl.arange(0, BLOCK_S)
-    has_keys = (split < SPLITS) & (first + split * share < length)
-    at = ((row * KV_HEADS + kv_head) * SPLITS + split).to(tl.int64) * (GROUP * QUERIES) + lane
-    log = tl.load(partial_log + at, mask=has_keys, other=float("-inf"))
+def _combine(partial, partial_log, at, has_keys, column, HEAD_DIM: tl.constexpr):
+    """[BLOCK_D] the weighted mean of what the splits found; past the first-level cache, which may hold older values."""
+    log = tl.load(partial_log + at, mask=has_keys, other=float("-inf"), cache_modifier=".cg")
     weight = tl.exp2(log - tl.max(log, 0))
-    column = tl.arange(0, BLOCK_D)
     inside = has_keys[:, None] & (column < HEAD_DIM)[None, :]
-    found = tl.load(partial + at[:, None] * HEAD_DIM + column[None, :], mask=inside, other=0.0)
-    mean = tl.sum(found * weight[:, None], 0) / tl.sum(weight, 0)
-    place = (row * QUERIES + lane // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + lane % GROUP
-    tl.store(out + place * HEAD_DIM + column, mean.to(out.dtype.element_ty), mask=column < HEAD_DIM)
+    place = partial + at[:, None] * HEAD_DIM + column[None, :]
+    found = tl.load(place, mask=inside, other=0.0, cache_modifier=".cg")
+    return tl.sum(found * weight[:, None], 0) / tl.sum(weight, 0)
 
 
 @triton.jit
@@ -166,22 +150,33 @@ def prefill_kernel(
     window,
     table_stride,
     first_row,
+    num_rows,
     GROUP: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    BLOCK_P: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_D: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """One program BLOCK_Q queries of a row and a query head; programs behind a row's queries end at once."""
-    head = tl.program_id(1)
-    row = first_row + tl.program_id(2)
-    count = tl.load(query_len + row).to(tl.int32)
-    offset = tl.program_id(0) * BLOCK_Q
-    if offset >= count:
+    """One program BLOCK_Q queries of a row and a query head; the rows' tiles are numbered through.
+
+    The host knows only how many tiles there are at most, so each program finds its row by the lengths; those left
+    over end at once.
+    """
+    head = tl.program_id(0)
+    lane = tl.arange(0, BLOCK_P)
+    lengths = tl.load(query_len + first_row + lane, mask=lane < num_rows, other=0).to(tl.int32)
+    tiles = tl.cdiv(lengths, BLOCK_Q)
+    is_before = tl.cumsum(tiles, 0) <= tl.program_id(1)
+    place_of_row = tl.sum(is_before.to(tl.int32), 0)
+    if place_of_row >= num_rows:
         return
+    offset = (tl.program_id(1) - tl.sum(tl.where(is_before, tiles, 0), 0)) * BLOCK_Q
+    row = first_row + place_of_row
+    count = tl.load(query_len + row).to(tl.int32)
     length = tl.load(kv_len + row).to(tl.int32)
     lane = offset + tl.arange(0, BLOCK_Q)
     last_seen = length - count + lane

@@ -28,17 +28,29 @@ class Tile:
     """Also the slices that few rows' inputs are cut into."""
 
 
-def tile_for(rows: int, outputs: int, inputs: int) -> Tile | None:
+def tile_for(rows: int, outputs: int, inputs: int, *, is_swiglu: bool = False) -> Tile | None:
     """The tile that was fastest on an H200 (``benchmarks/gpu_kernels.py``); None: cuBLAS was.
 
     Args:
         rows: Of the activations.
-        outputs: Rows of the weight matrix that one program column stands for; SwiGLU's F, not 2 F.
+        outputs: Of the product; F for SwiGLU, whose matrix has 2 F rows.
         inputs: Columns of the weight matrix.
+        is_swiglu: Whether a program reads two rows of the matrix for each output.
     """
-    if rows == 1:
-        return Tile(block_n=4, block_k=2048 if inputs >= 4096 else 1024, num_warps=8)
-    return None
+    if rows > 1:
+        return None
+    if is_large(outputs * (2 if is_swiglu else 1) * inputs):
+        return Tile(block_n=2 if is_swiglu else 4, block_k=2048 if inputs >= 4096 else 1024, num_warps=8)
+    if inputs <= 1024:
+        return Tile(block_n=4, block_k=512, num_warps=4)
+    if inputs < 4096:
+        return Tile(block_n=8, block_k=2048, num_warps=8)
+    return Tile(block_n=8, block_k=1024, num_warps=4)
+
+
+def is_large(num_weights: int) -> bool:
+    """Whether a product takes so long that starting it early only costs."""
+    return num_weights >= 1 << 26
 
 
 class TritonKernels:
@@ -50,7 +62,7 @@ class TritonKernels:
         size = x_TI.shape[-1]
         out_TI = torch.empty_like(x_TI)
         block = power_of_two(size)
-        warps = min(16, max(1, block // 512))
+        warps = min(8, max(1, block // 512))
         elementwise.rms_norm_kernel[(x_TI.numel() // size,)](
             x_TI, norm.weight, out_TI, norm.eps, SIZE=size, BLOCK=block, num_warps=warps, **overlapped()
         )
@@ -70,7 +82,7 @@ class TritonKernels:
 
     def norm_swiglu(self, x_TI: Tensor, norm: Norm, gate_up: Projection) -> Tensor:
         size = gate_up.weight.shape[0] // 2
-        tile = tile_for(x_TI.shape[0], size, gate_up.weight.shape[1])
+        tile = tile_for(x_TI.shape[0], size, gate_up.weight.shape[1], is_swiglu=True)
         if tile is not None:
             return few_rows(x_TI, gate_up.weight, tile, norm=norm, bias=gate_up.bias, is_swiglu=True)
         return swiglu(functional.linear(self.rms_norm(x_TI, norm), gate_up.weight, gate_up.bias))
@@ -161,9 +173,8 @@ def few_rows(
     if out is None:
         out = torch.empty((rows, outputs), dtype=x_TI.dtype, device=x_TI.device)
     pointers = (x_TI, weight_OI, bias, norm.weight if norm else None, residual, out, norm.eps if norm else 0.0)
-    options = product_options(
-        tile, inputs, norm=norm is not None, bias=bias is not None, residual=residual is not None, is_swiglu=is_swiglu
-    )
+    parts = {"norm": norm is not None, "bias": bias is not None, "residual": residual is not None}
+    options = product_options(tile, outputs, inputs, is_swiglu=is_swiglu, **parts)
     columns = -(-outputs // tile.block_n)
     if rows == 1:
         triton_linear.one_row_kernel[(columns,)](*pointers, outputs, **options)
@@ -176,7 +187,7 @@ def few_rows(
 
 
 def product_options(
-    tile: Tile, inputs: int, *, norm: bool, bias: bool, residual: bool, is_swiglu: bool
+    tile: Tile, outputs: int, inputs: int, *, norm: bool, bias: bool, residual: bool, is_swiglu: bool
 ) -> dict[str, Any]:
     """Compile-time constants of a few-row product."""
     return {
@@ -189,8 +200,11 @@ def product_options(
         "BLOCK_K": tile.block_k,
         "num_warps": tile.num_warps,
         "num_stages": 1,
-        **overlapped(),
+        **(NOT_OVERLAPPED if is_large(outputs * (2 if is_swiglu else 1) * inputs) else overlapped()),
     }
+
+
+NOT_OVERLAPPED = {"USE_PDL": False, "launch_pdl": False}
 
 
 @cache

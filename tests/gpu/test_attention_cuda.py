@@ -134,10 +134,22 @@ class TestDecode:
         rows = [(length, queries) for length in LENGTHS if length >= queries]
         world = World(rows, num_decode=len(rows))
         out = torch.full_like(world.q, float("nan"))
+        arrivals = torch.zeros(len(rows) * 4, dtype=torch.int32, device=DEVICE)
 
-        decode(world.q, world.cache, world.batch, out, scale=0.1, window=window, tile=tile, queries=queries)
+        decode(world.q, world.cache, world.batch, out, arrivals, scale=0.1, window=window, tile=tile, queries=queries)
 
         world.check(out, window, 0.1)
+        assert not arrivals.any()
+
+    def test_splits_combine_in_any_order_of_arrival(self) -> None:
+        world = World([(600, 1)] * 40, num_decode=40)
+        attention = TritonAttention(DecodeTile(16, 4, 3, programs=10_000, max_splits=32))
+        first = attention.attend(world.q, world.cache, world.batch, scale=0.1)
+
+        for _ in range(200):
+            assert torch.equal(attention.attend(world.q, world.cache, world.batch, scale=0.1), first)
+
+        world.check(first, None, 0.1)
 
     def test_a_padding_row_reads_what_it_wrote(self) -> None:
         world = World([(20, 1)], num_decode=1)
@@ -168,6 +180,12 @@ class TestPrefill:
         out = TritonAttention().attend(world.q, world.cache, world.batch, scale=0.1, window=window)
 
         world.check(out, window, 0.1)
+
+    def test_many_rows_and_room_for_more(self) -> None:
+        rows = [(1 + 7 * number % 300, 1 + 7 * number % 300) for number in range(40)]
+        world = World(rows, num_decode=0, padding=700)
+
+        world.check(TritonAttention().attend(world.q, world.cache, world.batch, scale=0.1), None, 0.1)
 
     def test_mixed_with_decode_rows(self) -> None:
         rows = [*((length, 1) for length in LENGTHS), (70, 70), (33, 20), (5, 5)]

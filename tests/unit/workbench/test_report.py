@@ -13,6 +13,7 @@ from tests.unit.tracing.traces import batch, detail, device, phase, record, wait
 from tracing.recorder import Recorder
 from tracing.records import PHASE_COLOURS, Category, IterationRecord, RequestRecord, Span
 from workbench.report import RunView, differing_fields, render_report, write_report
+from workbench.report_border import Border, find_border
 from workbench.report_data import ORDER_COLOURS, host_work, initial_views, run_data
 
 NASTY = "</script><img src=x onerror=alert(1)>&\"'"
@@ -196,3 +197,105 @@ class TestInitialViews:
     def test_void_iterations_are_never_steady(self) -> None:
         (view,) = initial_views([[record(0, 5, 10, launched=batch(0), void_reasons=("debugger",))]])
         assert (view.start_ns, view.end_ns, view.is_steady) == (5, 10, False)
+
+
+def legacy_steps(count: int, *, step: int = 1000_000, late: int = 0) -> list[Span]:
+    """Forward 600 µs and sample 100 µs; the host resolves, prepares and launches for 200 µs while the device is idle.
+
+    ``late``: by how much the third step's host work begins later.
+    """
+    spans = []
+    for number in range(count):
+        at = number * step
+        shift = late if number == 2 else 0
+        spans += [
+            device("forward", at, at + 600_000, number),
+            device("sample", at + 600_000, at + 700_000, number),
+            phase("resolve", at + 100_000, at + 800_000, number),
+            wait(at + 100_000, at + 710_000 + shift, number),
+            phase("prepare", at + 850_000, at + 960_000, number + 1),
+            device("publish", at + 970_000, at + 975_000, number + 1),
+        ]
+    return spans
+
+
+def async_steps(count: int, *, blocked: int = 0) -> list[Span]:
+    """The same host work beside the next forward, which ``blocked`` holds up in its publish."""
+    spans = []
+    for number in range(count):
+        at = number * 1000_000
+        spans += [
+            device("publish", at, at + 10_000 + blocked, number),
+            device("forward", at + 10_000 + blocked, at + 900_000, number),
+            device("sample", at + 900_000, at + 1000_000, number + 1),
+            phase("resolve", at + 300_000, at + 1100_000, number + 1),
+            wait(at + 300_000, at + 1010_000, number + 1),
+            phase("prepare", at + 1150_000, at + 1260_000, number + 2),
+        ]
+    return spans
+
+
+def border_of(spans: list[Span], steady: tuple[int, int] | None = None) -> Border:
+    border = find_border(spans, host_work(spans), steady)
+    assert border is not None
+    return border
+
+
+class TestBorder:
+    def test_lies_where_the_forward_before_is_sampled(self) -> None:
+        for spans, next_start in ((legacy_steps(4), 300_000), (async_steps(4), 10_000)):
+            border = border_of(spans)
+            sampled = {span.end_ns for span in spans if span.name == "sample"}
+            assert border.at_ns in sampled
+            assert border.next_start_ns - border.at_ns == next_start
+            assert border.next_forward == border.finished + 1
+
+    def test_in_legacy_the_host_works_alone(self) -> None:
+        border = border_of(legacy_steps(4))
+        assert (border.work_ns, border.hidden_ns) == (200_000, 0)
+        assert border.text == (
+            f"device idle 0.29 ms: the host works alone for 0.20 ms; forward {border.next_forward} begins after 0.30 ms"
+        )
+
+    def test_in_async_the_same_work_is_hidden_behind_the_next_forward(self) -> None:
+        border = border_of(async_steps(4))
+        assert (border.work_ns, border.hidden_ns) == (200_000, 200_000)
+        assert border.text == (
+            f"0.20 ms of host work, hidden behind forward {border.next_forward}; "
+            f"forward {border.next_forward} begins after 10 µs"
+        )
+
+    def test_a_next_forward_that_was_held_up_is_told(self) -> None:
+        border = border_of(async_steps(4, blocked=220_000))
+        number = border.next_forward
+        assert border.text == (
+            f"0.20 ms of host work, hidden behind publish {number} (0.17 ms) and forward {number} (30 µs); "
+            f"forward {number} begins after 0.23 ms"
+        )
+
+    def test_is_the_median_one_of_steady_decode(self) -> None:
+        spans = legacy_steps(8, late=80_000)
+        steady = border_of(spans, (2_000_000, 5_700_000))
+        assert steady.is_steady
+        assert 2 <= steady.finished < steady.next_forward <= 5
+        assert steady.work_ns == 200_000, "the late step is not the median"
+
+    def test_without_steady_decode_any_border_is_shown_and_says_so(self) -> None:
+        assert not border_of(legacy_steps(3)).is_steady
+        assert not border_of(legacy_steps(3), (50_000_000, 60_000_000)).is_steady
+
+    def test_needs_two_forwards_and_host_work_between_them(self) -> None:
+        assert find_border([], [], None) is None
+        one = legacy_steps(1)
+        assert find_border(one, host_work(one), None) is None
+        idle_host = [span for span in legacy_steps(3) if span.category is Category.DEVICE]
+        assert find_border(idle_host, [], None) is None
+
+    def test_reaches_the_page_relative_to_the_first_moment(self) -> None:
+        spans = [phase("admit", -5_000_000, -4_999_000), *async_steps(4)]
+        data = json.loads(page_of(RunView("async", spans, [])).data)["runs"][0]["border"]
+        border = border_of(spans)
+        assert data["at"] == border.at_ns + 5_000_000
+        assert data["workEnd"] - data["at"] == data["extent"] == border.extent_ns
+        assert data["isHidden"]
+        assert data["text"] == border.text

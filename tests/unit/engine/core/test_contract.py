@@ -356,24 +356,22 @@ class TestFailure:
         world.drain()
 
     def test_in_mid_staging_leaves_no_half_that_lies(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A half remembers the decode batch it holds; one whose staging was interrupted must not claim the old one."""
+        """A half remembers the decode batch it holds; one whose staging was interrupted must not claim the old one.
+
+        Both halves hold rows 0 and 1. Row 0 is aborted, and staging row 1 alone is interrupted. After recovery the
+        same half is next used for rows 0 and 1 again.
+        """
         monkeypatch.setattr(Slab, "fill_idle", lambda self, value: None)  # poison would hide it
-        world = World(oracle_engine(max_requests=2))
-        for seed in range(2):
-            world.submit([seed + 1], SamplingParams(max_tokens=30, seed=seed, ignore_eos=True))
+        world = World(oracle_engine(max_requests=2, block_size=32, num_blocks=8))
+        for seed in range(3):
+            world.submit([seed + 1], SamplingParams(max_tokens=25, seed=seed, ignore_eos=True))
         for _ in range(6):
             world.step()
-        victim = world.live_ids[0]
-        world.abort(victim)
-        world.step()
+        world.abort(world.all[0].request_id)
         with monkeypatch.context() as patch:
             patch.setattr(runner_module, "stage_tokens", _raise)
-            while world.engine.failure is None:
-                try:
-                    world.step()
-                except PlantedError:
-                    break
-                world.submit([9], SamplingParams(max_tokens=30, seed=4, ignore_eos=True))
+            with pytest.raises(PlantedError):
+                world.step()
         world.engine.recover()
         world.drain()
 

@@ -91,7 +91,7 @@ class TestPhaseSequence:
                     record.outputs,
                     record.new_tokens,
                     record.wasted_rows,
-                    record.rows_dropped,
+                    record.rows_released,
                     record.rows_moved,
                     record.free_blocks,
                     record.num_waiting,

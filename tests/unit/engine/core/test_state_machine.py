@@ -163,8 +163,8 @@ class LifecycleOnThreads(Lifecycle):
 
 
 TestLifecycle = Lifecycle.TestCase
-TestLifecycle.settings = settings(max_examples=60, stateful_step_count=40)
+TestLifecycle.settings = settings(max_examples=100, stateful_step_count=40)
 TestLifecycleInBuckets = LifecycleInBuckets.TestCase
 TestLifecycleInBuckets.settings = settings(max_examples=20, stateful_step_count=30)
 TestLifecycleOnThreads = LifecycleOnThreads.TestCase
-TestLifecycleOnThreads.settings = settings(max_examples=15, stateful_step_count=30)
+TestLifecycleOnThreads.settings = settings(max_examples=30, stateful_step_count=30)
