@@ -1,4 +1,4 @@
-"""Search for the fastest tiles of the few-row products and of decode attention on one GPU; prints the best of each.
+"""Search for the fastest tiles of the one-row product and of decode attention on one GPU; prints the best of each.
 
     python benchmarks/gpu_kernels.py linear attention elementwise
 
@@ -44,7 +44,6 @@ OPS = {  # outputs, inputs, norm, swiglu, residual
     "8b head": (151936, 4096, True, False, False),
 }
 COLD_BYTES = 160 << 20
-SHARED_BYTES = 220 << 10
 LENGTH, BLOCK_SIZE, KV_HEADS, HEAD_DIM, COLUMNS = 600, 16, 8, 128, 41
 ATTENTION = {  # rows, group: splits
     (1, 2): (10, 19, 32),
@@ -76,9 +75,9 @@ class AttentionCase:
 
 def linear_cases(rows_wanted: list[int], ops: list[str]) -> Iterator[LinearCase]:
     for op, rows in itertools.product(ops, rows_wanted):
-        outputs, inputs, _, swiglu, _ = OPS[op]
+        outputs, inputs, _, _, _ = OPS[op]
         yield LinearCase(op, rows, None)
-        for tile in one_row_tiles(inputs) if rows == 1 else few_row_tiles(rows, swiglu):
+        for tile in one_row_tiles(inputs) if rows == 1 else ():
             if outputs // tile.block_n >= 32:
                 yield LinearCase(op, rows, tile)
 
@@ -87,14 +86,6 @@ def one_row_tiles(inputs: int) -> Iterator[fused.Tile]:
     for block_n, block_k, warps in itertools.product((1, 2, 4, 8, 16), (512, 1024, 2048), (4, 8)):
         per_thread = block_n * block_k // (32 * warps)
         if 16 <= per_thread <= 64 and block_k <= inputs:
-            yield fused.Tile(block_n, block_k, warps)
-
-
-def few_row_tiles(rows: int, swiglu: bool) -> Iterator[fused.Tile]:
-    for block_n, block_k, warps in itertools.product((16, 32), (256, 512, 1024), (4, 8)):
-        weights = block_n * block_k * (2 if swiglu else 1) // (32 * warps)
-        inputs = fused.block_rows(rows) * block_k // (32 * warps)
-        if 32 <= weights <= 128 and inputs <= 64:
             yield fused.Tile(block_n, block_k, warps)
 
 
@@ -137,13 +128,7 @@ def _compile_linear(case: LinearCase) -> None:
     options = fused.product_options(
         case.tile, outputs, inputs, norm=norm, bias=False, residual=residual, is_swiglu=swiglu
     )
-    if case.rows == 1:
-        triton_linear.one_row_kernel.warmup(*pointers, outputs, grid=(1,), **options)
-    else:
-        block_m = fused.block_rows(case.rows)
-        triton_linear.few_rows_kernel.warmup(
-            *pointers, case.rows, outputs, BLOCK_M=block_m, SLICES=case.tile.num_warps, grid=(1,), **options
-        )
+    triton_linear.one_row_kernel.warmup(*pointers, outputs, grid=(1,), **options)
 
 
 def _compile_attention(case: AttentionCase) -> None:
@@ -151,8 +136,8 @@ def _compile_attention(case: AttentionCase) -> None:
     partial = (wide, wide) if case.splits > 1 else (None, None)
     options = attention.decode_options(case.tile, case.group, 1, KV_HEADS, HEAD_DIM, False, case.splits)
     triton_kernels.decode_kernel.warmup(
-        half, half, half, ids, ids, ids, half, *partial, torch.int32, 0.1, 0, COLUMNS, grid=(1,),
-        BLOCK_SIZE=BLOCK_SIZE, **options,
+        half, half, half, ids, ids, ids, half, *partial, 0.1, 0, COLUMNS, grid=(1,),
+        BLOCK_SIZE=BLOCK_SIZE, BLOCK_H=16, num_warps=case.tile.num_warps, num_stages=case.tile.num_stages, **options,
     )  # fmt: skip
 
 
@@ -200,7 +185,7 @@ class LinearBench:
 
         def call(weight: Tensor) -> Tensor:
             if case.tile is not None:
-                return fused.few_rows(
+                return fused.one_row(
                     x, weight, case.tile, norm=parameters, is_swiglu=swiglu, residual=stream, out=stream
                 )
             if stream is not None:
@@ -229,7 +214,6 @@ class AttentionBench:
             num_tokens=case.rows, num_decode=case.rows, num_prefill=0, max_query_len=0, num_kv_blocks=COLUMNS
         )
         lengths = torch.full((case.rows,), LENGTH, device="cuda")
-        arrivals = torch.zeros(case.rows * KV_HEADS, dtype=torch.int32, device="cuda")
         calls = []
         for number in range(min(64, 256 // case.rows) * 2):
             first = number // 2 * case.rows
@@ -238,7 +222,7 @@ class AttentionBench:
             batch: Any = SimpleNamespace(block_table_NK=table, slots_T=slots, kv_len_N=lengths, shape=shape)
             calls.append(
                 lambda batch=batch, cache=self.caches[number % 2]: attention.decode(
-                    q, cache, batch, out, arrivals, scale=0.1, window=None, tile=case.tile
+                    q, cache, batch, out, scale=0.1, window=None, tile=case.tile
                 )
             )
         return time_us(calls)
@@ -279,7 +263,7 @@ def report(results: list[tuple[Any, float]], key: Callable[[Any], Any], bytes_of
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="+", choices=["linear", "attention", "elementwise"])
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 32], help="more than one: cuBLAS only")
     parser.add_argument("--ops", nargs="+", default=list(OPS))
     options = parser.parse_args()
     linear = list(linear_cases(options.rows, options.ops)) if "linear" in options.what else []

@@ -41,7 +41,9 @@ def decode_tile_for(programs: int) -> DecodeTile:
     """What was fastest on an H200 (``benchmarks/gpu_kernels.py``) for so many pairs of a row and a key head."""
     if programs >= 512:
         return DecodeTile(tile=64, num_warps=4, num_stages=3, programs=programs)
-    return DecodeTile(tile=32, num_warps=4, num_stages=6, programs=528)
+    if programs >= 128:
+        return DecodeTile(tile=32, num_warps=2, num_stages=4, programs=768)
+    return DecodeTile(tile=64, num_warps=4, num_stages=4, programs=512)
 
 
 class TritonAttention:
@@ -51,7 +53,6 @@ class TritonAttention:
 
     def __init__(self, decode_tile: DecodeTile | None = None) -> None:
         self._tile = decode_tile
-        self._arrivals: tuple[ForwardBatch, Tensor] | None = None
 
     def __call__(
         self,
@@ -79,21 +80,10 @@ class TritonAttention:
         # Prefill leaves out padding tokens, whose rows must be finite all the same.
         out_THD = torch.zeros_like(q_THD) if shape.num_prefill else torch.empty_like(q_THD)
         if shape.num_decode:
-            arrivals = self._arrivals_for(batch, shape.num_decode * cache[0].shape[2])
-            decode(q_THD, cache, batch, out_THD, arrivals, scale=scale, window=window, tile=self._tile)
+            decode(q_THD, cache, batch, out_THD, scale=scale, window=window, tile=self._tile)
         if shape.num_prefill:
             prefill(q_THD, cache, batch, out_THD, scale=scale, window=window)
         return out_THD
-
-    def _arrivals_for(self, batch: ForwardBatch, count: int) -> Tensor:
-        """[count] int32 zeros, shared by the layers of one forward: each leaves them zero.
-
-        Made anew for each forward, because engines that share a model may run at the same time.
-        """
-        if self._arrivals is None or self._arrivals[0] is not batch or self._arrivals[1].numel() < count:
-            zeros = torch.zeros(count, dtype=torch.int32, device=batch.kv_len_N.device)
-            self._arrivals = (batch, zeros)
-        return self._arrivals[1]
 
 
 def check_supported(q_THD: Tensor, cache: LayerCache) -> None:
@@ -122,7 +112,6 @@ def decode(
     cache: LayerCache,
     batch: ForwardBatch,
     out_THD: Tensor,
-    arrivals: Tensor,
     *,
     scale: float,
     window: int | None,
@@ -136,7 +125,6 @@ def decode(
         cache: Keys and values, this forward's written.
         batch: Lengths, slots and block tables.
         out_THD: Written in place.
-        arrivals: [num_decode * G] int32 zeros at least; left as zeros.
         scale: Factor on the scores.
         window: Keys a query sees, its own included; None: all.
         tile: How to cut the work; None: :func:`decode_tile_for`.
@@ -165,19 +153,32 @@ def decode(
         out_THD,
         partial,
         partial_log,
-        arrivals,
         scale * math.log2(math.e),
         window or 0,
         table_NK.stride(0),
         BLOCK_SIZE=block_size,
+        BLOCK_H=max(16, power_of_two(group * queries)),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
         **options,
     )
+    if splits > 1:
+        triton_kernels.combine_kernel[(kv_heads, group * queries, rows)](
+            batch.kv_len_N,
+            out_THD,
+            partial,
+            partial_log,
+            window or 0,
+            BLOCK_S=power_of_two(splits),
+            num_warps=1 if splits <= 8 else 4,
+            **options,
+        )
 
 
 def decode_options(
     tile: DecodeTile, group: int, queries: int, kv_heads: int, head_dim: int, has_window: bool, splits: int
 ) -> dict[str, Any]:
-    """Compile-time constants of the decode kernel."""
+    """Compile-time constants of the decode and combine kernels."""
     return {
         "GROUP": group,
         "QUERIES": queries,
@@ -185,12 +186,8 @@ def decode_options(
         "HEAD_DIM": head_dim,
         "HAS_WINDOW": has_window,
         "SPLITS": splits,
-        "BLOCK_H": max(16, power_of_two(group * queries)),
         "BLOCK_D": max(16, power_of_two(head_dim)),
-        "BLOCK_S": power_of_two(splits),
         "TILE": tile.tile,
-        "num_warps": tile.num_warps,
-        "num_stages": tile.num_stages,
         **overlapped(),
     }
 

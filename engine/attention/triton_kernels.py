@@ -31,7 +31,6 @@ def decode_kernel(
     out,
     partial,
     partial_log,
-    arrivals,
     scale_log2,
     window,
     table_stride,
@@ -44,14 +43,14 @@ def decode_kernel(
     SPLITS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    BLOCK_S: tl.constexpr,
     TILE: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
     """One program a row, key head and split: the row's QUERIES newest tokens and GROUP query heads as one matrix.
 
-    Key heads lie on the fastest axis, so that programs that run together read neighbouring memory. Of several splits,
-    the one that arrives last at the pair's counter in ``arrivals`` combines what all found, and sets it back to 0.
+    Key heads lie on the fastest axis, so that programs that run together read neighbouring memory.
+    Where there are several splits, what each found goes to ``partial`` and :func:`combine_kernel` takes the mean: a
+    counter that lets the last program do it measured 1 to 1.4 µs slower than that kernel does when it starts early.
     """
     if USE_PDL:
         gdc_launch_dependents()
@@ -112,28 +111,48 @@ def decode_kernel(
         share_out = weighted / tl.where(total > 0.0, total, 1.0)[:, None]
         tl.store(partial + at[:, None] * HEAD_DIM + column[None, :], share_out, mask=inside)
         tl.store(partial_log + at, top + tl.log2(total), mask=is_real)
-        tl.debug_barrier()  # all threads have stored before one of them says so
-        num_shares = tl.cdiv(length - first, share)
-        if tl.atomic_add(arrivals + pair, 1, sem="acq_rel") == num_shares - 1:
-            tl.store(arrivals + pair, 0)
-            part = tl.arange(0, BLOCK_S)
-            for lane_idx in range(GROUP * QUERIES):
-                found_at = (pair * SPLITS + part).to(tl.int64) * (GROUP * QUERIES) + lane_idx
-                found = _combine(partial, partial_log, found_at, part < num_shares, column, HEAD_DIM)
-                token = row * QUERIES + lane_idx // GROUP
-                target = (token * KV_HEADS + kv_head).to(tl.int64) * GROUP + lane_idx % GROUP
-                tl.store(out + target * HEAD_DIM + column, found.to(out.dtype.element_ty), mask=has_column)
 
 
 @triton.jit
-def _combine(partial, partial_log, at, has_keys, column, HEAD_DIM: tl.constexpr):
-    """[BLOCK_D] the weighted mean of what the splits found; past the first-level cache, which may hold older values."""
-    log = tl.load(partial_log + at, mask=has_keys, other=float("-inf"), cache_modifier=".cg")
-    weight = tl.exp2(log - tl.max(log, 0))
+def combine_kernel(
+    kv_len,
+    out,
+    partial,
+    partial_log,
+    window,
+    GROUP: tl.constexpr,
+    QUERIES: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    TILE: tl.constexpr,
+    USE_PDL: tl.constexpr,
+):
+    """One program a query token and head: the weighted mean of what its splits found."""
+    if USE_PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    kv_head, lane = tl.program_id(0), tl.program_id(1)
+    row = tl.program_id(2)
+    length = tl.load(kv_len + row).to(tl.int32)
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(length - QUERIES + 1 - window, 0)
+    share = share_of_split(first, length, SPLITS, TILE)
+    split = tl.arange(0, BLOCK_S)
+    has_keys = (split < SPLITS) & (first + split * share < length)
+    at = ((row * KV_HEADS + kv_head) * SPLITS + split).to(tl.int64) * (GROUP * QUERIES) + lane
+    log = tl.load(partial_log + at, mask=has_keys, other=float("-inf"))
+    column = tl.arange(0, BLOCK_D)
     inside = has_keys[:, None] & (column < HEAD_DIM)[None, :]
-    place = partial + at[:, None] * HEAD_DIM + column[None, :]
-    found = tl.load(place, mask=inside, other=0.0, cache_modifier=".cg")
-    return tl.sum(found * weight[:, None], 0) / tl.sum(weight, 0)
+    found = tl.load(partial + at[:, None] * HEAD_DIM + column[None, :], mask=inside, other=0.0)
+    weight = tl.exp2(log - tl.max(log, 0))
+    mean = tl.sum(found * weight[:, None], 0) / tl.sum(weight, 0)
+    place = (row * QUERIES + lane // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + lane % GROUP
+    tl.store(out + place * HEAD_DIM + column, mean.to(out.dtype.element_ty), mask=column < HEAD_DIM)
 
 
 @triton.jit

@@ -18,14 +18,13 @@ from engine.models.base import LayerCache
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product of few rows is cut into programs."""
+    """How a product of one row is cut into programs."""
 
     block_n: int
     """Outputs of one program."""
     block_k: int
     """Inputs of one pass of its loop."""
     num_warps: int
-    """Also the slices that few rows' inputs are cut into."""
 
 
 def tile_for(rows: int, outputs: int, inputs: int, *, is_swiglu: bool = False) -> Tile | None:
@@ -72,26 +71,26 @@ class TritonKernels:
         tile = tile_for(x_TI.shape[0], *weight_OI.shape)
         if tile is None:
             return functional.linear(x_TI, weight_OI, bias_O)
-        return few_rows(x_TI, weight_OI, tile, bias=bias_O)
+        return one_row(x_TI, weight_OI, tile, bias=bias_O)
 
     def norm_linear(self, x_TI: Tensor, norm: Norm, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         tile = tile_for(x_TI.shape[0], *weight_OI.shape)
         if tile is None:
             return functional.linear(self.rms_norm(x_TI, norm), weight_OI, bias_O)
-        return few_rows(x_TI, weight_OI, tile, norm=norm, bias=bias_O)
+        return one_row(x_TI, weight_OI, tile, norm=norm, bias=bias_O)
 
     def norm_swiglu(self, x_TI: Tensor, norm: Norm, gate_up: Projection) -> Tensor:
         size = gate_up.weight.shape[0] // 2
         tile = tile_for(x_TI.shape[0], size, gate_up.weight.shape[1], is_swiglu=True)
         if tile is not None:
-            return few_rows(x_TI, gate_up.weight, tile, norm=norm, bias=gate_up.bias, is_swiglu=True)
+            return one_row(x_TI, gate_up.weight, tile, norm=norm, bias=gate_up.bias, is_swiglu=True)
         return swiglu(functional.linear(self.rms_norm(x_TI, norm), gate_up.weight, gate_up.bias))
 
     def linear_add(self, x_TI: Tensor, projection: Projection, residual_TO: Tensor) -> Tensor:
         weight_OI, bias_O = projection.weight, projection.bias
         tile = tile_for(x_TI.shape[0], *weight_OI.shape)
         if tile is not None:
-            return few_rows(x_TI, weight_OI, tile, bias=bias_O, residual=residual_TO, out=residual_TO)
+            return one_row(x_TI, weight_OI, tile, bias=bias_O, residual=residual_TO, out=residual_TO)
         if bias_O is not None:
             residual_TO.add_(bias_O)
         return residual_TO.addmm_(x_TI, weight_OI.t())  # the product's own accumulator adds it: one rounding, one pass
@@ -155,7 +154,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     return out_TF
 
 
-def few_rows(
+def one_row(
     x_TI: Tensor,
     weight_OI: Tensor,
     tile: Tile,
@@ -167,29 +166,30 @@ def few_rows(
     out: Tensor | None = None,
 ) -> Tensor:
     """A product that reads the weights once, with what goes before and after it; see ``triton_linear.py``."""
-    rows, inputs = x_TI.shape
+    inputs = x_TI.shape[1]
     outputs = weight_OI.shape[0] // 2 if is_swiglu else weight_OI.shape[0]
-    assert x_TI.is_contiguous(), "rows are addressed by their place in a contiguous tensor"
+    assert x_TI.shape[0] == 1, f"one row, got {x_TI.shape[0]}"
     if out is None:
-        out = torch.empty((rows, outputs), dtype=x_TI.dtype, device=x_TI.device)
-    pointers = (x_TI, weight_OI, bias, norm.weight if norm else None, residual, out, norm.eps if norm else 0.0)
+        out = torch.empty((1, outputs), dtype=x_TI.dtype, device=x_TI.device)
     parts = {"norm": norm is not None, "bias": bias is not None, "residual": residual is not None}
-    options = product_options(tile, outputs, inputs, is_swiglu=is_swiglu, **parts)
-    columns = -(-outputs // tile.block_n)
-    if rows == 1:
-        triton_linear.one_row_kernel[(columns,)](*pointers, outputs, **options)
-    else:
-        block_m = block_rows(rows)
-        triton_linear.few_rows_kernel[(columns, -(-rows // block_m))](
-            *pointers, rows, outputs, BLOCK_M=block_m, SLICES=tile.num_warps, **options
-        )
+    triton_linear.one_row_kernel[(-(-outputs // tile.block_n),)](
+        x_TI,
+        weight_OI,
+        bias,
+        norm.weight if norm else None,
+        residual,
+        out,
+        norm.eps if norm else 0.0,
+        outputs,
+        **product_options(tile, outputs, inputs, is_swiglu=is_swiglu, **parts),
+    )
     return out
 
 
 def product_options(
     tile: Tile, outputs: int, inputs: int, *, norm: bool, bias: bool, residual: bool, is_swiglu: bool
 ) -> dict[str, Any]:
-    """Compile-time constants of a few-row product."""
+    """Compile-time constants of a product of one row."""
     return {
         "INPUTS": inputs,
         "HAS_NORM": norm,
@@ -212,11 +212,6 @@ def overlapped() -> dict[str, bool]:
     """Options that let a kernel start while the one before it ends (programmatic dependent launch, from Hopper on)."""
     can = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
     return {"USE_PDL": can, "launch_pdl": can}
-
-
-def block_rows(rows: int) -> int:
-    """Rows of one program: the tensor cores' 16 at least."""
-    return max(16, min(64, power_of_two(rows)))
 
 
 def power_of_two(size: int) -> int:

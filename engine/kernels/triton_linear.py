@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # This is device code in Triton's language, which a Python type checker does not know.
-"""Triton products of a few rows with a weight matrix, which read the matrix once at memory speed.
+"""A Triton product of one row with a weight matrix, which reads the matrix once at memory speed.
 
 Norm before, bias, SwiGLU and residual after are part of them. Capital parameters are compile-time constants.
 The norm costs no pass of its own: sum(x * g * w) and sum(x * x) go along together, and the root divides the result.
@@ -78,79 +78,3 @@ def one_row_kernel(
     if HAS_RESIDUAL:
         total += tl.load(residual + n, mask=n < outputs, other=0.0).to(tl.float32)
     tl.store(out + n, total.to(out.dtype.element_ty), mask=n < outputs)
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def few_rows_kernel(
-    x,
-    weight,
-    bias,
-    norm_weight,
-    residual,
-    out,
-    eps,
-    num_rows,
-    outputs,
-    INPUTS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    IS_SWIGLU: tl.constexpr,
-    USE_PDL: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SLICES: tl.constexpr,
-):
-    """One program BLOCK_M rows and BLOCK_N outputs, on the tensor cores.
-
-    A pass of BLOCK_K inputs is cut into SLICES, one a warp, as a batch of products whose results are added at the end;
-    otherwise all warps would compute the same small tile. The next pass's weights are on their way during a pass.
-    """
-    WIDTH: tl.constexpr = BLOCK_K // SLICES
-    m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = (tl.arange(0, SLICES) * WIDTH)[:, None, None] + tl.arange(0, WIDTH)[None, None, :]
-    has_m, has_n = (m < num_rows)[None, :, None], (n < outputs)[None, :, None]
-    x_tile = x + m[None, :, None] * INPUTS + k
-    w_tile = weight + n[None, :, None].to(tl.int64) * INPUTS + k
-    to_up = outputs.to(tl.int64) * INPUTS
-    w = tl.load(w_tile, mask=has_n & (k < INPUTS), other=0.0)
-    if IS_SWIGLU:
-        w_up = tl.load(w_tile + to_up, mask=has_n & (k < INPUTS), other=0.0)
-    if USE_PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    totals = tl.zeros((SLICES, BLOCK_M, BLOCK_N), dtype=tl.float32)
-    ups = tl.zeros((SLICES, BLOCK_M, BLOCK_N), dtype=tl.float32)
-    squares = tl.zeros((SLICES, BLOCK_M), dtype=tl.float32)
-    for begin in range(0, INPUTS, BLOCK_K):
-        value = tl.load(x_tile + begin, mask=has_m & (begin + k < INPUTS), other=0.0)
-        if HAS_NORM:
-            wide = value.to(tl.float32)
-            squares += tl.sum(wide * wide, 2)
-            gain = tl.load(norm_weight + begin + k, mask=begin + k < INPUTS, other=0.0).to(tl.float32)
-            value = (wide * gain).to(w.dtype)
-        after = begin + BLOCK_K + k
-        inside = has_n & (after < INPUTS)
-        totals = tl.dot(value, tl.permute(w, (0, 2, 1)), totals)
-        w = tl.load(w_tile + begin + BLOCK_K, mask=inside, other=0.0)
-        if IS_SWIGLU:
-            ups = tl.dot(value, tl.permute(w_up, (0, 2, 1)), ups)
-            w_up = tl.load(w_tile + to_up + begin + BLOCK_K, mask=inside, other=0.0)
-    total, up = tl.sum(totals, 0), tl.sum(ups, 0)
-    if HAS_NORM:
-        factor = tl.rsqrt(tl.sum(squares, 0) / INPUTS + eps)[:, None]
-        total, up = total * factor, up * factor
-    column = n[None, :]
-    inside = (m < num_rows)[:, None] & (column < outputs)
-    if HAS_BIAS:
-        total += tl.load(bias + column, mask=column < outputs, other=0.0).to(tl.float32)
-        if IS_SWIGLU:
-            up += tl.load(bias + outputs + column, mask=column < outputs, other=0.0).to(tl.float32)
-    if IS_SWIGLU:
-        total = silu(total) * up
-    place = m[:, None].to(tl.int64) * outputs + column
-    if HAS_RESIDUAL:
-        total += tl.load(residual + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + place, total.to(out.dtype.element_ty), mask=inside)

@@ -134,22 +134,21 @@ class TestDecode:
         rows = [(length, queries) for length in LENGTHS if length >= queries]
         world = World(rows, num_decode=len(rows))
         out = torch.full_like(world.q, float("nan"))
-        arrivals = torch.zeros(len(rows) * 4, dtype=torch.int32, device=DEVICE)
 
-        decode(world.q, world.cache, world.batch, out, arrivals, scale=0.1, window=window, tile=tile, queries=queries)
+        decode(world.q, world.cache, world.batch, out, scale=0.1, window=window, tile=tile, queries=queries)
 
         world.check(out, window, 0.1)
-        assert not arrivals.any()
 
-    def test_splits_combine_in_any_order_of_arrival(self) -> None:
-        world = World([(600, 1)] * 40, num_decode=40)
+    def test_the_same_bits_every_time(self) -> None:
+        """A kernel that starts before the one ahead of it has written would now and then read old partial results."""
+        worlds = [World([(600, 1)] * 24, num_decode=24) for _ in range(2)]
         attention = TritonAttention(DecodeTile(16, 4, 3, programs=10_000, max_splits=32))
-        first = attention.attend(world.q, world.cache, world.batch, scale=0.1)
+        first = [attention.attend(world.q, world.cache, world.batch, scale=0.1) for world in worlds]
 
-        for _ in range(200):
-            assert torch.equal(attention.attend(world.q, world.cache, world.batch, scale=0.1), first)
+        for world, expected in zip(worlds * 100, first * 100, strict=True):
+            assert torch.equal(attention.attend(world.q, world.cache, world.batch, scale=0.1), expected)
 
-        world.check(first, None, 0.1)
+        worlds[0].check(first[0], None, 0.1)
 
     def test_a_padding_row_reads_what_it_wrote(self) -> None:
         world = World([(20, 1)], num_decode=1)
