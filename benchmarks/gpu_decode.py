@@ -182,6 +182,39 @@ def run_shape(shape: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def run_mix(shape: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Output tokens a second of 256 requests at once, input and output lengths uniform in 100-1024, temperature 0.6."""
+    rng = random.Random(0)
+    lengths = [(rng.randint(100, 1024), rng.randint(100, 1024)) for _ in range(256)]
+    config = EngineConfig(
+        device="cuda",
+        attention_backend=options.attention,
+        graphs=-1,
+        graph_distribution="linear",
+        graph_non_decode=False,
+        max_requests=256,
+        max_batch_tokens=16384,
+        max_sequence_length=2048,
+        num_blocks=256 * 80,
+    )
+    rates = {}
+    with Engine.from_pretrained(f"shape:{shape}", config, progress=False) as engine:
+        vocab_size = engine.resolved.vocab_size
+        prompts = [[rng.randrange(vocab_size) for _ in range(inputs)] for inputs, _ in lengths]
+        params = [
+            SamplingParams(max_tokens=outputs, temperature=0.6, ignore_eos=True, seed=number)
+            for number, (_, outputs) in enumerate(lengths)
+        ]
+        engine.generate(prompts[:32], params[:32], progress=False)
+        for mode in options.modes:
+            engine.set_mode(mode)
+            begin = time.perf_counter()
+            engine.generate(prompts, params, progress=False)
+            rates[mode] = sum(outputs for _, outputs in lengths) / (time.perf_counter() - begin)
+    print(f"{shape} mix of 256: " + ", ".join(f"{mode} {rate:.0f} tok/s" for mode, rate in rates.items()))
+    return {"shape": shape, "mix": rates}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", default=["qwen3-0.6b", "qwen3-8b"])
@@ -189,11 +222,12 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["legacy", "async"])
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--mix", action="store_true", help="only the mix of 256 requests")
     parser.add_argument("--profile", action="store_true", help="kernel times with torch.profiler, after all timing")
     parser.add_argument("--profile-batches", nargs="+", type=int)
     parser.add_argument("--lines", type=int, default=14, help="kernels to print a batch")
     options = parser.parse_args()
-    found = [run_shape(shape, options) for shape in options.shapes]
+    found = [(run_mix if options.mix else run_shape)(shape, options) for shape in options.shapes]
     if os.environ.get("OUT"):
         Path(os.environ["OUT"], "gpu_decode.json").write_text(json.dumps(found, indent=1))
 

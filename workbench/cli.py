@@ -1,4 +1,4 @@
-"""The command line: ``workbench run|compare|bench|demo|lab``. What the notebook does, without it."""
+"""The command line: ``workbench run|compare|bench|demo|doctor|lab``. What the notebook does, without it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ examples:
   workbench compare --model smollm2 --workload fixed:requests=16,input=64,output=32 --device cpu
   workbench compare --model oracle --legs legacy,async --repeats 3 --report runs/oracle.html
   workbench bench --only host,recorder
+  workbench doctor
   workbench lab
 """
 _RUN_EXAMPLES = """\
@@ -73,6 +74,7 @@ def _parser() -> OneLineParser:
     _add_compare(commands)
     _add_bench(commands)
     _add_demo(commands)
+    _add_doctor(commands)
     _add_lab(commands)
     return parser
 
@@ -128,6 +130,11 @@ def _add_demo(commands: Any) -> None:
     parser.add_argument("--device", default="cpu", help="cpu, inline or cuda (default: %(default)s)")
     parser.add_argument("--out", default="runs/demo", help="folder for the report (default: %(default)s)")
     parser.add_argument("--model", metavar="MODEL", help=_MODELS + "; needs a chat template")
+
+
+def _add_doctor(commands: Any) -> None:
+    parser = _command(commands, "doctor", _doctor, help="say what this machine has, and the remedy for what it lacks")
+    parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
 
 
 def _add_lab(commands: Any) -> None:
@@ -208,6 +215,16 @@ def _demo(args: argparse.Namespace) -> int:
     from workbench.demo import run_demo
 
     return run_demo(model=args.model, device=args.device, out=Path(args.out), say=_say)
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from workbench.doctor import examine, format_checks
+
+    checks = examine()
+    print(json.dumps([asdict(check) for check in checks], indent=2) if args.json else format_checks(checks))
+    return 0
 
 
 def _lab(args: argparse.Namespace) -> int:
