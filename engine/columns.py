@@ -79,7 +79,7 @@ class DeviceColumns:
         self.dummy_block = dummy_block
         self.vocab_size = vocab_size
         self.block_table = device.zeros((max_requests + 1, max_blocks), torch.int32)
-        self.block_table.fill_(dummy_block)
+        device.compute.launch(self._clear_block_table)  # on that stream, where it was zeroed
         self._table_view = None if self.block_table.is_cuda else self.block_table.numpy()
         self.ints = device.zeros((max_requests + 1, NUM_INTS), torch.int64)
         self.floats = device.zeros((max_requests + 1, NUM_FLOATS), torch.float32)
@@ -88,6 +88,9 @@ class DeviceColumns:
         self.bias_values: Tensor | None = None
         self.output_counts: Tensor | None = None
         self.prompt_mask: Tensor | None = None
+
+    def _clear_block_table(self) -> None:
+        self.block_table.fill_(self.dummy_block)
 
     @property
     def last_token(self) -> Tensor:

@@ -65,11 +65,13 @@ class EngineConfig:
     """Tokens of one forward. Without chunked prefill it bounds ``max_sequence_length``."""
     max_sequence_length: int | None = None
     """Prompt plus output of one request. None: the model's limit, at most ``max_batch_tokens``."""
-    sampling_backend: Literal["auto", "torch", "triton"] = "auto"
-    """``torch`` is the reference and runs everywhere."""
-    attention_backend: Literal["auto", "torch", "triton"] = "auto"
+    sampling_backend: Literal["auto", "torch", "triton", "flashinfer"] = "auto"
+    """``torch`` is the reference and runs everywhere. On CUDA ``triton`` draws rows without filters in one kernel, and
+    ``flashinfer`` finds the filters' borders as well. Same stream in all of them."""
+    attention_backend: Literal["auto", "torch", "triton", "flashinfer"] = "auto"
     """``torch`` is the reference and runs everywhere. ``triton``: CUDA, bfloat16 and float16; the operations around
-    attention are fused kernels then, too. ``auto``: triton where it runs."""
+    attention are fused kernels then, too. ``flashinfer``: the same with FlashInfer's XQA for decode rows. ``auto``:
+    triton where it runs, as it is the faster."""
     ssm_backend: str = "auto"
     """Backend of state-space layers. Not available yet."""
     graphs: GraphSizes = None
@@ -125,8 +127,8 @@ class EngineConfig:
             ("device", get_args(DeviceKind)),
             ("dtype", get_args(DTypeName)),
             ("graph_distribution", get_args(GraphDistribution)),
-            ("sampling_backend", ("auto", "torch", "triton")),
-            ("attention_backend", ("auto", "torch", "triton")),
+            ("sampling_backend", ("auto", "torch", "triton", "flashinfer")),
+            ("attention_backend", ("auto", "torch", "triton", "flashinfer")),
             ("logprobs_mode", ("raw", "processed")),
         ):
             if getattr(self, name) not in allowed:

@@ -132,7 +132,7 @@ class _Plan:
             batch,
             _decode_keys(batch, slot_NS, key_pos_S) if batch.shape.num_decode else None,
             _prefill_plan(batch, slot_NS, key_pos_S, (num_blocks - 1) * block_size)
-            if batch.shape.num_prefill
+            if batch.shape.num_tokens > batch.shape.num_decode
             else None,
         )
 

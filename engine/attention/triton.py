@@ -80,22 +80,35 @@ class TritonAttention:
         # Prefill leaves out padding tokens, whose rows must be finite all the same.
         out_THD = torch.zeros_like(q_THD) if shape.num_prefill else torch.empty_like(q_THD)
         if shape.num_decode:
-            decode(q_THD, cache, batch, out_THD, scale=scale, window=window, tile=self._tile)
+            self.decode(q_THD, cache, batch, out_THD, scale=scale, window=window)
         if shape.num_prefill:
             prefill(q_THD, cache, batch, out_THD, scale=scale, window=window)
         return out_THD
+
+    def decode(
+        self,
+        q_THD: Tensor,
+        cache: LayerCache,
+        batch: ForwardBatch,
+        out_THD: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> None:
+        """Attention of the decode rows into the first ``num_decode`` tokens of ``out``."""
+        decode(q_THD, cache, batch, out_THD, scale=scale, window=window, tile=self._tile)
 
 
 def check_supported(q_THD: Tensor, cache: LayerCache) -> None:
     """ConfigError for what these kernels do not compute; it names the reference, which does."""
     if q_THD.dtype not in DTYPES:
         raise ConfigError(
-            f"attention_backend='triton' computes in bfloat16 and float16, got {q_THD.dtype}; "
+            f"the Triton and FlashInfer kernels compute in bfloat16 and float16, got {q_THD.dtype}; "
             "use attention_backend='torch' or dtype='bfloat16'"
         )
     if q_THD.shape[2] > MAX_HEAD_DIM:
         raise ConfigError(
-            f"attention_backend='triton' takes head_dim up to {MAX_HEAD_DIM}, got {q_THD.shape[2]}; "
+            f"the Triton kernels take head_dim up to {MAX_HEAD_DIM}, got {q_THD.shape[2]}; "
             "use attention_backend='torch'"
         )
 

@@ -10,7 +10,7 @@ Letters: n rows, V vocabulary.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -44,6 +44,33 @@ class Candidates(NamedTuple):
         return self.scores_NV if self.kept_NV is None else torch.where(self.kept_NV, self.scores_NV, -torch.inf)
 
 
+class Borders(Protocol):
+    """Finds the key of the last candidate that a filter keeps, [n, 1] of the keys' dtype; None: not here."""
+
+    def top_k(self, left: Candidates, top_k_N: Tensor) -> Tensor | None:
+        """Of the ``top_k`` (int64 [n]; 0: off) most likely."""
+        ...
+
+    def top_p(self, left: Candidates, top_p_N: Tensor) -> Tensor | None:
+        """Of the fewest whose share of what is left reaches ``top_p`` (float32 [n]; 1: off)."""
+        ...
+
+
+class NoBorders:
+    """Leaves it to the reference."""
+
+    def top_k(self, left: Candidates, top_k_N: Tensor) -> Tensor | None:
+        """None."""
+        return None
+
+    def top_p(self, left: Candidates, top_p_N: Tensor) -> Tensor | None:
+        """None."""
+        return None
+
+
+NO_BORDERS: Borders = NoBorders()
+
+
 def make_candidates(scores_NV: Tensor) -> Candidates:
     """Candidates with nothing filtered; ``scores_NV`` is [n, V], float32 or float64, at most 0."""
     num_rows, vocab_size = scores_NV.shape
@@ -72,12 +99,19 @@ def apply_min_p(left: Candidates, min_p_N: Tensor, tolerance: float) -> Candidat
     return _drop(left, left.scores_NV >= floor_N1, slack_N)
 
 
-def apply_top_k(left: Candidates, top_k_N: Tensor, max_top_k: int, tolerance: float) -> Candidates:
-    """Keep exactly the ``top_k`` (int64 [n]; 0: off) most likely tokens, the lowest ids among equals."""
+def apply_top_k(
+    left: Candidates, top_k_N: Tensor, max_top_k: int, tolerance: float, border_N1: Tensor | None = None
+) -> Candidates:
+    """Keep exactly the ``top_k`` (int64 [n]; 0: off) most likely tokens, the lowest ids among equals.
+
+    ``border_N1`` is the key of the k-th where a kernel has found it already; anything in rows without top_k.
+    """
     vocab_size = left.scores_NV.shape[1]
     is_on_N1 = ((top_k_N > 0) & (top_k_N < vocab_size))[:, None]
     bound_N1 = top_k_N.clamp(1, min(max_top_k, vocab_size))[:, None]
-    if max_top_k <= SHORT_TOP_K:
+    if border_N1 is not None:
+        before_N1 = (left.keys_NV < border_N1).sum(-1, keepdim=True)
+    elif max_top_k <= SHORT_TOP_K:
         leading = _keys_of(left.scores_NV.topk(min(max_top_k, vocab_size)).values)
         border_N1 = leading.gather(1, bound_N1 - 1)
         before_N1 = (leading < border_N1).sum(-1, keepdim=True)
@@ -90,13 +124,19 @@ def apply_top_k(left: Candidates, top_k_N: Tensor, max_top_k: int, tolerance: fl
     return _drop(left, keep_NV, last_N * num_rivals_N * is_on_N1[:, 0])
 
 
-def apply_top_p(left: Candidates, top_p_N: Tensor, tolerance: float) -> Candidates:
-    """Keep the fewest most likely tokens whose share of what is left reaches ``top_p`` (float32 [n]; 1: off)."""
+def apply_top_p(left: Candidates, top_p_N: Tensor, tolerance: float, border_N1: Tensor | None = None) -> Candidates:
+    """Keep the fewest most likely tokens whose share of what is left reaches ``top_p`` (float32 [n]; 1: off).
+
+    ``border_N1`` is the key of the last kept where a kernel has found it already; anything in rows without top_p.
+    """
     is_on_N = top_p_N < 1.0
     total_N = left.weights_NV.sum(-1)
     # At least 1, as a tiny p keeps one token; at most the total, as a rounded-up bound would never be reached.
     bound_N = (top_p_N.to(torch.float64) * total_N).ceil().to(torch.int64).clamp(min=1).minimum(total_N)
-    border_N1, before_N1 = _find_border(left.keys_NV, left.weights_NV, bound_N[:, None])
+    if border_N1 is None:
+        border_N1, before_N1 = _find_border(left.keys_NV, left.weights_NV, bound_N[:, None])
+    else:
+        before_N1 = (left.weights_NV * (left.keys_NV < border_N1)).sum(-1, keepdim=True)
     is_tied_NV = left.keys_NV == border_N1
     tied_NV = left.weights_NV * is_tied_NV
     keep_NV = (left.keys_NV < border_N1) | (is_tied_NV & _fits(tied_NV, bound_N[:, None] - before_N1))

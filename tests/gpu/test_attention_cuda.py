@@ -8,6 +8,7 @@ from torch import Tensor
 
 from engine.attention import TorchAttention
 from engine.batch import BatchShape, ForwardBatch
+from engine.errors import ConfigError
 
 pytest.importorskip("triton")
 from engine.attention.triton import DecodeTile, TritonAttention, decode
@@ -222,6 +223,37 @@ class TestGraphs:
 
             torch.cuda.synchronize()
             world.check(out, None, 0.1)
+
+
+class TestFlashInfer:
+    """XQA compiles for each combination, so these are few."""
+
+    @pytest.fixture(scope="class")
+    def attention(self) -> TritonAttention:
+        pytest.importorskip("flashinfer")
+        from engine.attention.flashinfer import FlashInferAttention
+
+        return FlashInferAttention()
+
+    @pytest.mark.parametrize("window", [None, 16, 50])
+    def test_equals_the_loop_beside_prefill_rows(self, attention: TritonAttention, window: int | None) -> None:
+        rows = [*((length, 1) for length in LENGTHS), (70, 70), (33, 20)]
+        world = World(rows, num_decode=len(LENGTHS), padding=3)
+
+        world.check(attention.attend(world.q, world.cache, world.batch, scale=0.1, window=window), window, 0.1)
+
+    def test_many_rows_split_over_the_device(self, attention: TritonAttention) -> None:
+        for count in (1, 3, 64):
+            world = World([(600 - 7 * number, 1) for number in range(count)], num_decode=count)
+
+            world.check(attention.attend(world.q, world.cache, world.batch, scale=0.1), None, 0.1)
+
+    def test_refuses_a_block_size_that_it_cannot_read(self, attention: TritonAttention) -> None:
+        world = World([(20, 1)], num_decode=1)
+        cache = tuple(tensor.view(-1, 4, *tensor.shape[2:]) for tensor in world.cache)
+
+        with pytest.raises(ConfigError, match="needs block_size in 16, 32, 64, 128, got 4"):
+            attention.attend(world.q, cache, world.batch, scale=0.1)
 
 
 class TestTorchBackend:

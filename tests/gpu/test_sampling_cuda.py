@@ -7,6 +7,7 @@ import torch
 
 from engine import SamplingParams
 from engine.sampling.base import RowColumns, Sampled, SamplingNeeds, SamplingRows
+from engine.sampling.flashinfer import FlashInferSampler
 from engine.sampling.rng import DrawKind, uniform, uniform_host
 from engine.sampling.torch import TorchSampler
 from engine.sampling.triton import TritonSampler
@@ -26,6 +27,10 @@ def make_columns(rows: int, temperatures: list[float], seed: int = 0) -> RowColu
 
 
 def reference(logits: torch.Tensor, columns: RowColumns, needs: SamplingNeeds) -> Sampled:
+    return sample_with(TorchSampler(), logits, columns, needs)
+
+
+def sample_with(sampler: TorchSampler, logits: torch.Tensor, columns: RowColumns, needs: SamplingNeeds) -> Sampled:
     ints, floats = columns
     rows = SamplingRows(
         temperature=floats[:, 0],
@@ -39,7 +44,7 @@ def reference(logits: torch.Tensor, columns: RowColumns, needs: SamplingNeeds) -
         frequency=floats[:, 4],
         repetition=floats[:, 5],
     )
-    return TorchSampler().sample(logits, rows, needs)
+    return sampler.sample(logits, rows, needs)
 
 
 def needs_for(temperatures: list[float]) -> SamplingNeeds:
@@ -108,3 +113,47 @@ class TestRandomStream:
         found = uniform(torch.tensor(seeds, device=CUDA), position, DrawKind.TARGET).tolist()
 
         assert found == [uniform_host(seed, i, DrawKind.TARGET) for i, seed in enumerate(seeds)]
+
+
+FILTERED = [
+    SamplingParams(temperature=0.7, top_p=0.8),
+    SamplingParams(temperature=1.0, top_k=5),
+    SamplingParams(temperature=1.5, top_k=50, top_p=0.95),
+    SamplingParams(temperature=0),
+    SamplingParams(temperature=1.0, top_k=1, top_p=0.5),
+    SamplingParams(temperature=1.0, top_p=1e-9),
+    SamplingParams(temperature=2.0, min_p=0.02, top_p=0.9),
+    SamplingParams(temperature=1.0, top_k=100_000),
+]
+
+
+class TestFlashInferFilters:
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+    @pytest.mark.parametrize(("rows", "vocab"), [(8, 151_936), (64, 49_152), (16, 33)])
+    def test_keep_and_draw_what_the_reference_does(self, rows: int, vocab: int, dtype: torch.dtype) -> None:
+        params = [FILTERED[i % len(FILTERED)] for i in range(rows)]
+        generator = torch.Generator(CUDA).manual_seed(rows)
+        logits = (3 * torch.randn(rows, vocab, device=CUDA, generator=generator)).to(dtype)
+        ints, floats = make_columns(rows, [1.0])
+        for i, one in enumerate(params):
+            ints[i, 3] = one.top_k
+            floats[i, 0], floats[i, 1], floats[i, 2] = one.temperature, one.top_p, one.min_p
+        columns, needs = RowColumns(ints, floats), SamplingNeeds.of(params)
+        expected = reference(logits, columns, needs)
+
+        found = sample_with(FlashInferSampler(), logits, columns, needs)
+
+        assert not ((found.token_ids != expected.token_ids) & ~found.near_boundary & ~expected.near_boundary).any()
+        assert (found.token_ids != expected.token_ids).sum() <= max(1, rows // 16)
+
+    def test_run_without_a_host_wait(self) -> None:
+        params = FILTERED
+        logits = torch.randn(len(params), 1000, device=CUDA)
+        columns, needs = make_columns(len(params), [1.0]), SamplingNeeds.of(params)
+        sample_with(FlashInferSampler(), logits, columns, needs)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            sample_with(FlashInferSampler(), logits, columns, needs)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

@@ -43,9 +43,17 @@ class TestBackendName:
         assert isinstance(make_attention("torch", "cpu"), TorchAttention)
 
     @pytest.mark.usefixtures("lacks_triton")
-    def test_a_missing_package_asked_for_by_name_is_an_error_with_its_remedy(self) -> None:
-        with pytest.raises(ConfigError, match=r"attention_backend='triton' needs the package triton.*pip install"):
-            backend_name("triton", "cuda", torch.bfloat16)
+    @pytest.mark.parametrize("name", ["triton", "flashinfer"])
+    def test_a_missing_package_asked_for_by_name_is_an_error_with_its_remedy(self, name: str) -> None:
+        with pytest.raises(ConfigError, match=rf"attention_backend='{name}' needs the package triton.*pip install"):
+            backend_name(name, "cuda", torch.bfloat16)
+
+    def test_flashinfer_alone_may_be_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(backends, "find_spec", lambda name: None if name == "flashinfer" else object())
+
+        assert backend_name("auto", "cuda", torch.bfloat16) == "triton"
+        with pytest.raises(ConfigError, match=r"needs the package flashinfer; .*pip install flashinfer-python, or use"):
+            make_attention("flashinfer", "cuda", torch.bfloat16)
 
     @pytest.mark.usefixtures("has_triton")
     @pytest.mark.parametrize(
