@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from engine.phases import Order as Order
     from engine.phases import Phase as Phase
     from engine.phases import Reason as Reason
+    from engine.policy import OrderPolicy as OrderPolicy
+    from engine.policy import OrderState as OrderState
     from engine.policy import never_overlap as never_overlap
     from engine.policy import prefer_overlap as prefer_overlap
     from engine.request import RequestOutput as RequestOutput
@@ -41,6 +43,8 @@ _HOMES = {
     "Order": "engine.phases",
     "Phase": "engine.phases",
     "Reason": "engine.phases",
+    "OrderPolicy": "engine.policy",
+    "OrderState": "engine.policy",
     "never_overlap": "engine.policy",
     "prefer_overlap": "engine.policy",
     "RequestOutput": "engine.request",

@@ -31,7 +31,7 @@ from tracing.recorder import Recorder
 from tracing.records import BatchInfo, GraphUse
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Iteration:
     """One iteration in hand or done: what it was to do and what it did."""
 
@@ -61,6 +61,9 @@ class Iteration:
     """Rows of the launched forward whose request ended, by cause."""
     void_reasons: set[str] = field(default_factory=set)
 
+    def __repr__(self) -> str:
+        return f"<Iteration {self.index} {self.order.label}: {self.reason.value}>"
+
 
 class Border(NamedTuple):
     """A place where the generator stands still: just before or just after a phase."""
@@ -68,6 +71,14 @@ class Border(NamedTuple):
     phase: Phase
     side: Literal["before", "after"]
     iteration: Iteration
+
+    def __repr__(self) -> str:
+        iteration, phases = self.iteration, self.iteration.order.phases
+        where = f"{self.side} {self.phase.value}"
+        if self.side == "after":
+            following = phases[phases.index(self.phase) + 1 :]
+            where += f", before {following[0].value}" if following else ", the last phase"
+        return f"<{where}: iteration {iteration.index} {iteration.order.label}>"
 
 
 class Emitter(Protocol):

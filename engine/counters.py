@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Counters:
-    """Iterations, rows and graphs; docs/metrics.md gives each name's definition and upstream counterpart."""
+    """Iterations, rows and graphs; docs/from-megatron.md gives upstream's counterparts."""
 
     steps: int = 0
     """Iterations of every order."""

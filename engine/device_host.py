@@ -125,15 +125,12 @@ class ThreadStream(Stream):
         self.name = name
         self._device = device
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(
-            target=_drain_queue, args=(self._queue, num_threads), name=f"device-{name}", daemon=True
-        )
-        self._thread.start()
+        self.worker = Worker(name, self._queue, num_threads)
 
     def launch(self, work: Work, *, timed: bool = False, sleep_s: float = 0.0) -> Timing | None:
         timing = HostTiming() if timed else None
-        device = self._device
-        self._queue.put(lambda: run_work(device, work, timing, sleep_s))
+        device, closing = self._device, self.worker.closing
+        self._queue.put(lambda: None if closing.is_set() else run_work(device, work, timing, sleep_s))
         return timing
 
     def record(self) -> Event:
@@ -145,8 +142,33 @@ class ThreadStream(Stream):
         assert isinstance(event, _HostEvent)
         self._queue.put(event.block)
 
+
+class Worker:
+    """The thread of one stream; knows nothing of the device, so that a forgotten device can be collected."""
+
+    STOP_S = 10.0
+
+    def __init__(self, name: str, work_queue: queue.SimpleQueue[Callable[[], None] | None], num_threads: int) -> None:
+        self.closing = threading.Event()
+        """Work that has not begun is skipped; events are still set, so that nobody waits for ever."""
+        self._queue = work_queue
+        self._thread = threading.Thread(
+            target=_drain_queue, args=(work_queue, num_threads), name=f"device-{name}", daemon=True
+        )
+        self._thread.start()
+
     def stop(self) -> None:
+        """Ask the thread to end after the work in hand."""
+        self.closing.set()
         self._queue.put(None)
+
+    def join(self) -> None:
+        """Wait for the end, at most ``STOP_S`` seconds.
+
+        A thread that is inside torch while the interpreter goes away takes the process down with it.
+        """
+        if self._thread is not threading.current_thread():
+            self._thread.join(self.STOP_S)
 
 
 def _drain_queue(work_queue: queue.SimpleQueue[Callable[[], None] | None], num_threads: int) -> None:
@@ -175,7 +197,7 @@ class ThreadDevice(Device):
         self.compute = compute
         self.copy = copy
         _SwitchInterval.acquire()
-        self._finalizer = weakref.finalize(self, _stop_streams, compute._queue, copy._queue)
+        self._finalizer = weakref.finalize(self, _stop_workers, compute.worker, copy.worker)
 
     def bind_copy(self, target: Tensor, source: Tensor) -> Work:
         return copy_keeping_the_interpreter(target, source)
@@ -192,9 +214,12 @@ class ThreadDevice(Device):
         self._finalizer()
 
 
-def _stop_streams(*queues: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    for work_queue in queues:
-        work_queue.put(None)
+def _stop_workers(*workers: Worker) -> None:
+    """Also run when the interpreter ends, with whatever is still queued."""
+    for worker in workers:
+        worker.stop()
+    for worker in workers:
+        worker.join()
     _SwitchInterval.release()
 
 

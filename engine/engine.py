@@ -29,7 +29,7 @@ from engine.invariants import check_border
 from engine.models.loader import LoadedModel, load_model, register_builtin
 from engine.models.oracle import load_oracle
 from engine.phases import Phase
-from engine.policy import OrderPolicy, prefer_overlap
+from engine.policy import OrderPolicy, check_policy, prefer_overlap
 from engine.progress import CaptureBar
 from engine.request import Request, RequestOutput, RequestState, SamplingParams
 from engine.resolution import end_of
@@ -81,6 +81,7 @@ class Engine:
         sampler: Sampler | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        check_policy(policy)
         self.config = config or EngineConfig()
         self.loaded = loaded
         self.device = device or make_device(self.config.device)

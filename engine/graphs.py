@@ -1,6 +1,6 @@
 """Which sizes of forward are captured, and the one function that matches a batch to them.
 
-Sizes follow the upstream system's rules (reference §3.14-3.16), restated in :func:`graph_sizes` and
+Sizes follow Megatron-LM's rules for dynamic inference, restated in :func:`graph_sizes` and
 :func:`graph_list`. Gating, padding and replay all ask :func:`match_graph`, so they cannot disagree (I49).
 """
 

@@ -1,4 +1,4 @@
-"""Checks that run at every phase border in debug mode and in all tests. Numbers are those of the reference's §9.
+"""Checks that run at every phase border in debug mode and in all tests. Numbers are those of docs/invariants.md.
 
 They read host state; what lies on the device is checked in ``engine/invariants_device.py``. A failure is a fault of
 the engine, or of a policy passed to it. Requests are few in tests, so plain Python is faster here than numpy.

@@ -1,6 +1,6 @@
 """Which order an iteration takes: facts in, order and reason out, no side effects.
 
-``choose_order`` holds the rules (reference §1.7 with §2's invariant I28); an :class:`OrderPolicy` may prefer
+``choose_order`` holds the rules; an :class:`OrderPolicy` may prefer
 no-overlap where overlap is legal, and is not asked where it is not.
 """
 
@@ -102,7 +102,27 @@ def choose_order(state: OrderState, policy: OrderPolicy) -> tuple[Order, Reason]
     refusal = overlap_refusal(state)
     if refusal is not None:
         return Order.NO_OVERLAP, refusal
-    order, reason = policy.choose(state)
-    if order not in (Order.OVERLAP, Order.NO_OVERLAP) or not isinstance(reason, Reason):
-        raise ConfigError(f"an order policy answers Order.OVERLAP or Order.NO_OVERLAP with a Reason, got {order!r}")
-    return order, reason
+    return _checked(policy.choose(state))
+
+
+def _checked(answer: object) -> tuple[Order, Reason]:
+    if isinstance(answer, tuple) and len(answer) == 2:
+        order, reason = answer
+        if order in (Order.OVERLAP, Order.NO_OVERLAP) and isinstance(reason, Reason):
+            return order, reason
+    raise ConfigError(
+        "an order policy answers (Order.OVERLAP, Reason.STEADY_DECODE) or (Order.NO_OVERLAP, Reason.POLICY), "
+        f"got {answer!r}"
+    )
+
+
+def check_policy(policy: object) -> None:
+    """Refuse what is no policy before it is asked.
+
+    Raises:
+        ConfigError: it has no ``choose``, or is a class rather than an instance.
+    """
+    if isinstance(policy, type):
+        raise ConfigError(f"policy must be an instance, got the class {policy.__name__}; write {policy.__name__}()")
+    if not callable(getattr(policy, "choose", None)):
+        raise ConfigError(f"policy must have a method choose(state), got {policy!r}")

@@ -25,6 +25,7 @@ from tracing.records import (
     GraphUse,
     IterationRecord,
     Span,
+    UnfinishedWork,
 )
 
 _CATEGORIES = tuple(Category)
@@ -299,6 +300,24 @@ class Recorder:
         # Outer spans first where starts are equal: they end later and lie less deep.
         spans.sort(key=lambda span: (span.start_ns, -span.end_ns, span.depth))
         return spans
+
+    def running(self) -> list[UnfinishedWork]:
+        """Device work that has not ended, in the order it was enqueued; asks the device and waits for nothing.
+
+        What ends meanwhile comes with a later :meth:`spans`: ask here first to miss none.
+        """
+        oldest, columns = self._count - self._capacity, self._columns
+        slots = [number % self._capacity for number in self._unread if number >= oldest]
+        return [
+            UnfinishedWork(
+                name=self._names[columns.name[slot]],
+                lane=self._names[columns.lane[slot]],
+                iteration=columns.iteration[slot],
+                enqueued_ns=columns.enqueued[slot],
+            )
+            for slot in slots
+            if not columns.extra[slot].done()
+        ]
 
     def iterations(self) -> list[IterationRecord]:
         """Records of the iterations of which no span was lost, oldest first."""

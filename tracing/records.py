@@ -94,6 +94,18 @@ class Span:
         return self.end_ns - self.start_ns
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfinishedWork:
+    """Device work that was enqueued and whose end is not known yet: it runs, or stands in line."""
+
+    name: str
+    lane: str
+    """The stream's name: ``compute`` or ``copy``."""
+    iteration: int
+    """The one that enqueued it."""
+    enqueued_ns: int
+
+
 class DeviceTiming(Protocol):
     """Start and end of one piece of device work, known some time after it was enqueued."""
 

@@ -182,9 +182,9 @@ class RequestLatency:
     e2e: Spread | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Summary:
-    """All numbers of one run."""
+    """All numbers of one run; at a prompt it shows itself as the table."""
 
     num_iterations: int
     num_void: int
@@ -208,6 +208,14 @@ class Summary:
     def num_timed(self) -> int:
         """Iterations whose times count."""
         return self.num_iterations - self.num_void
+
+    def __str__(self) -> str:
+        from tracing.comparison import format_comparison
+
+        return format_comparison({"": self})
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Nested dicts, lists, strings, numbers and None: what ``json.dumps`` takes as it is."""

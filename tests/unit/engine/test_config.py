@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine import ConfigError, EngineConfig, NotAvailableError
+from engine.policy import check_policy
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"mode": "overlap"}, "'async' or 'legacy'"),
@@ -99,3 +100,13 @@ class TestEngineConfig:
         config = EngineConfig(mode="legacy", graphs=[1, 8], num_blocks=12)
 
         assert EngineConfig.from_mapping(config.to_dict()) == config
+
+
+class TestPolicies:
+    @pytest.mark.parametrize(
+        ("policy", "told"),
+        [(object(), "method choose"), (type("Mine", (), {"choose": lambda self, state: None}), "write Mine")],
+    )
+    def test_what_is_no_policy_is_refused_at_once(self, policy: Any, told: str) -> None:
+        with pytest.raises(ConfigError, match=told):
+            check_policy(policy)

@@ -275,7 +275,7 @@ class TestBadLogits:
 class TestThreadDevice:
     def test_stops_its_threads_when_closed(self) -> None:
         device = ThreadDevice()
-        threads = [device.compute._thread, device.copy._thread]  # type: ignore[attr-defined]
+        threads = [device.compute.worker._thread, device.copy.worker._thread]  # type: ignore[attr-defined]
         device.close()
         for thread in threads:
             thread.join(timeout=5.0)
