@@ -329,7 +329,7 @@ class Engine:
         Args:
             prompts: Texts and token-id lists, mixed; one text alone is one prompt.
             params: One for all, or one each.
-            progress: Show a progress bar on standard error.
+            progress: Show a progress bar on standard error, if that is a terminal.
 
         Returns:
             One finished output a prompt, in the order of ``prompts``.
@@ -346,7 +346,7 @@ class Engine:
             self._check_request(prompt, one, f"prompt {index}", False)
         ids = [self.add_request(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
         done: dict[str, RequestOutput] = {}
-        bar = tqdm(total=len(ids), desc="generate", unit="request", disable=not progress)
+        bar = tqdm(total=len(ids), desc="generate", unit="request", disable=None if progress else True)
         with bar, self._mailbox(ids) as boxes:
             while len(done) < len(ids):
                 self.step()

@@ -6,7 +6,7 @@ from tqdm import tqdm
 
 
 class CaptureBar:
-    """A progress bar that appears at the first report and closes at the last."""
+    """A progress bar, on a terminal only, that appears at the first report and closes at the last."""
 
     def __init__(self) -> None:
         self._bar: tqdm[None] | None = None
@@ -14,7 +14,7 @@ class CaptureBar:
     def __call__(self, done: int, total: int) -> None:
         """Report ``done`` of ``total`` graphs captured."""
         if self._bar is None:
-            self._bar = tqdm(total=total, desc="capture", unit="graph")
+            self._bar = tqdm(total=total, desc="capture", unit="graph", disable=None)  # None: only on a terminal
         self._bar.update(done - self._bar.n)
         if done == total:
             self._bar.close()

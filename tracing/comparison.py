@@ -11,6 +11,19 @@ from tracing.summary import HostPhase, OrderRow, Spread, Summary
 
 NO_SAMPLES = "no samples"
 
+ADMISSION_NOTE = (
+    "TTFT and queue delay are longer in async: a request is admitted only after the pending forward is resolved, about "
+    "one step later."
+)
+KINDS_NOTE = (
+    "A step is filed under the batch it launches; in async it waits for the batch before, so step time by kind does "
+    "not compare across modes."
+)
+"""What a table of both modes must say beside its rows."""
+
+_UNCOMPARABLE = ("queue delay", "step time, decode", "step time, prefill", "step time, mixed")
+"""Metrics that mean something else in each mode, so that a ratio would mislead; ``docs/metrics.md`` says why."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -21,14 +34,16 @@ class Row:
     unit: str
     values: tuple[float | None, ...]
     """One a run; None: no samples."""
+    better: str = ""
+    """``lower``, ``higher``, or empty where neither is good by itself."""
 
     @property
     def ratio(self) -> float | None:
-        """Last run over first; None for shares, with one run, without samples, or over zero."""
+        """Last run over first; None for shares, for what modes do not share, or without two numbers to divide."""
         first, last = self.values[0], self.values[-1]
-        if self.unit == "%" or len(self.values) < 2 or first is None or last is None or first == 0:
+        if self.unit == "%" or self.label.removesuffix(" p50").removesuffix(" p99") in _UNCOMPARABLE:
             return None
-        return last / first
+        return None if len(self.values) < 2 or first is None or last is None or first == 0 else last / first
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +52,7 @@ class _Metric:
     label: str
     unit: str
     get: Callable[[Summary], float | None]
+    better: str = ""
 
 
 def comparison_rows(summaries: Sequence[Summary]) -> list[Row]:
@@ -48,7 +64,47 @@ def comparison_rows(summaries: Sequence[Summary]) -> list[Row]:
     if not summaries:
         raise ValueError("summaries must hold at least one run, got none")
     metrics = [*_METRICS, *_phase_metrics(summaries), *_order_metrics(summaries), *_cause_metrics(summaries)]
-    return [Row(m.section, m.label, m.unit, tuple(m.get(summary) for summary in summaries)) for m in metrics]
+    return [Row(m.section, m.label, m.unit, tuple(m.get(s) for s in summaries), m.better) for m in metrics]
+
+
+def comparison_notes(summaries: Mapping[str, Summary], *, repeats: int = 1) -> list[str]:
+    """Sentences without which the table misleads; none for a single run.
+
+    Args:
+        summaries: As for :func:`format_comparison`.
+        repeats: Runs a leg; what is said of noise depends on it.
+    """
+    if len(summaries) < 2:
+        return []
+    noise = "One run each: differences above that are this machine's noise." if repeats == 1 else ""
+    limit = saving_note(summaries)
+    notes = [f"{limit} {noise}".rstrip()] if limit else []
+    return [*notes, ADMISSION_NOTE, KINDS_NOTE] if _mixes_modes(summaries) else notes
+
+
+def saving_note(summaries: Mapping[str, Summary]) -> str | None:
+    """How much overlap can save of the first run's step; None unless that run is legacy and has device times.
+
+    The bound is the device's idle time, not the exposed work alone: overlap also hides the wake-ups around it.
+    """
+    name, first = next(iter(summaries.items()))
+    if not _is_legacy(first) or first.step is None or first.host.exposed_ns is None or first.device.bubble_ns is None:
+        return None
+    step_us = first.step.mean_ns / 1e3
+    exposed_us, idle_us = (total / first.num_timed / 1e3 for total in (first.host.exposed_ns, first.device.bubble_ns))
+    exposed, idle = (f"{part:,.0f} µs ({100 * part / step_us:.1f} %)" for part in (exposed_us, idle_us))
+    return (
+        f"Of a mean {name} step of {step_us / 1e3:.1f} ms the host exposes {exposed}; with the wake-ups around it the "
+        f"device idles {idle}: more than that overlap cannot save here."
+    )
+
+
+def _is_legacy(summary: Summary) -> bool:
+    return bool(summary.orders) and all(order.order == "legacy" for order in summary.orders)
+
+
+def _mixes_modes(summaries: Mapping[str, Summary]) -> bool:
+    return len({_is_legacy(summary) for summary in summaries.values()}) > 1
 
 
 def format_comparison(summaries: Mapping[str, Summary]) -> str:
@@ -126,7 +182,7 @@ def _us_each(total_ns: float | None, count: int) -> float | None:
 
 
 def _spread(section: str, label: str, get: Callable[[Summary], Spread | None]) -> list[_Metric]:
-    """Median and 99th percentile of one set of samples, in milliseconds."""
+    """Median and 99th percentile of one set of durations, in milliseconds; the shorter the better."""
 
     def p50(summary: Summary) -> float | None:
         spread = get(summary)
@@ -136,13 +192,14 @@ def _spread(section: str, label: str, get: Callable[[Summary], Spread | None]) -
         spread = get(summary)
         return None if spread is None else _ms(spread.p99_ns)
 
-    return [_Metric(section, f"{label} p50", "ms", p50), _Metric(section, f"{label} p99", "ms", p99)]
+    percentiles = (("p50", p50), ("p99", p99))
+    return [_Metric(section, f"{label} {name}", "ms", get, "lower") for name, get in percentiles]
 
 
 _REQUESTS, _STEPS, _HOST, _DEVICE, _WORK = "requests", "iterations", "host", "device", "batches"
 
 _METRICS: tuple[_Metric, ...] = (
-    _Metric(_REQUESTS, "tokens/s", "1/s", lambda s: s.tokens_per_s),
+    _Metric(_REQUESTS, "tokens/s", "1/s", lambda s: s.tokens_per_s, "higher"),
     _Metric(_REQUESTS, "requests", "", lambda s: s.requests.count),
     *_spread(_REQUESTS, "queue delay", lambda s: s.requests.queue_delay),
     *_spread(_REQUESTS, "TTFT", lambda s: s.requests.ttft),
@@ -156,21 +213,20 @@ _METRICS: tuple[_Metric, ...] = (
     *_spread(_STEPS, "step time, decode", lambda s: s.step_by_batch["decode"]),
     *_spread(_STEPS, "step time, prefill", lambda s: s.step_by_batch["prefill"]),
     *_spread(_STEPS, "step time, mixed", lambda s: s.step_by_batch["mixed"]),
-    _Metric(_HOST, "host work / iteration", "µs", lambda s: _us_each(s.host.work_ns, s.num_timed)),
+    _Metric(_HOST, "host work / iteration", "µs", lambda s: _us_each(s.host.work_ns, s.num_timed), "lower"),
     _Metric(_HOST, "hidden / iteration", "µs", lambda s: _us_each(s.host.hidden_ns, s.num_timed)),
-    _Metric(_HOST, "exposed / iteration", "µs", lambda s: _us_each(s.host.exposed_ns, s.num_timed)),
+    _Metric(_HOST, "exposed / iteration", "µs", lambda s: _us_each(s.host.exposed_ns, s.num_timed), "lower"),
     _Metric(_HOST, "hidden share", "%", lambda s: _percent(s.host.hidden_share)),
     _Metric(_HOST, "wait / iteration", "µs", lambda s: _us_each(s.host.wait_ns, s.num_timed)),
-    _Metric(_HOST, "other / iteration", "µs", lambda s: _us_each(s.host.other_ns, s.num_timed)),
-    _Metric(_HOST, "between / iteration", "µs", lambda s: _us_each(s.host.between_ns, s.num_timed)),
+    _Metric(_HOST, "other / iteration", "µs", lambda s: _us_each(s.host.other_ns, s.num_timed), "lower"),
+    _Metric(_HOST, "between / iteration", "µs", lambda s: _us_each(s.host.between_ns, s.num_timed), "lower"),
     _Metric(_DEVICE, "device busy", "%", lambda s: _percent(s.device.busy_share)),
     _Metric(_DEVICE, "bubbles", "%", lambda s: _percent(s.device.bubble_share)),
-    _Metric(_DEVICE, "bubble p50", "µs", lambda s: _us(s.device.bubbles.p50_ns) if s.device.bubbles else None),
-    _Metric(_DEVICE, "bubble p99", "µs", lambda s: _us(s.device.bubbles.p99_ns) if s.device.bubbles else None),
+    _Metric(_DEVICE, "bubble / iteration", "µs", lambda s: _us_each(s.device.bubble_ns, s.num_timed), "lower"),
     _Metric(_WORK, "graph hit rate", "%", lambda s: _percent(s.graphs.hit_rate)),
-    _Metric(_WORK, "padding tokens", "", lambda s: s.graphs.padding_tokens),
+    _Metric(_WORK, "padding tokens", "", lambda s: s.graphs.padding_tokens, "lower"),
     _Metric(_WORK, "padding share", "%", lambda s: _percent(s.graphs.padding_share)),
-    _Metric(_WORK, "wasted rows", "", lambda s: s.wasted_rows.total),
+    _Metric(_WORK, "wasted rows", "", lambda s: s.wasted_rows.total, "lower"),
     _Metric(_WORK, "wasted row share", "%", lambda s: _percent(s.wasted_rows.share)),
 )
 

@@ -123,7 +123,7 @@ class DeviceTimes:
     bubble_ns: int | None
     bubble_share: float | None
     bubbles: Spread | None
-    """Lengths of the single bubbles."""
+    """Lengths of the single bubbles, the small gaps inside one iteration's device work among them."""
     copy_ns: int | None
     phases: tuple[DevicePhase, ...]
 

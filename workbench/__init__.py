@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from workbench.border_view import StepBorders as StepBorders
+    from workbench.border_view import step_borders as step_borders
     from workbench.comparison import Comparison as Comparison
     from workbench.comparison import compare as compare
     from workbench.report import RunView as RunView
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from workbench.workloads import register_workload as register_workload
 
 _HOMES = {
+    "StepBorders": "workbench.border_view",
+    "step_borders": "workbench.border_view",
     "Comparison": "workbench.comparison",
     "compare": "workbench.comparison",
     "RunView": "workbench.report",

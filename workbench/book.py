@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from engine.engine import Engine
 from engine.errors import RequestError
 from engine.intake import Intake
-from engine.request import Request, RequestOutput, RequestTimings
+from engine.request import Request, RequestOutput, RequestTimings, SamplingParams
 from tracing.records import RequestRecord
 from workbench.arrivals import Submission
 from workbench.watch import BorderWatch
@@ -181,3 +183,25 @@ class RequestBook:
         self._requests.clear()
         self._outputs.clear()
         self._next_number = 0
+
+
+def sampling_params(params: SamplingParams | None, changes: Mapping[str, Any]) -> SamplingParams:
+    """Changes laid over ``params``, or over the defaults.
+
+    Raises:
+        RequestError: a name is unknown, or a value does not fit.
+    """
+    known = [field.name for field in fields(SamplingParams)]
+    for name in changes:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise RequestError(f"unknown sampling parameter {name!r}; {hint}", field=name)
+    return params.replace(**changes) if params is not None else SamplingParams(**changes)
+
+
+def as_prompts(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Any], bool]:
+    """The prompts, and whether they came as a list of prompts rather than as one list of ids."""
+    if not isinstance(prompt, (list, tuple)) or not prompt or isinstance(prompt[0], int):
+        return [prompt], False
+    return list(prompt), True

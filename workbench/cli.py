@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import EngineError
-from workbench.options import OneLineParser, UsageError, add_config_flags, config_from
+from workbench.options import OneLineParser, UsageError, add_config_flags, config_from, did_you_mean
 
 Command = Callable[[argparse.Namespace], int]
 DEFAULT_WORKLOAD = "fixed:requests=16,input=64,output=32"
@@ -48,9 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args, rest = _parser().parse_known_args(argv)
         command: Command = args.command
         if rest and command is not _lab:
-            raise UsageError(
-                f"unrecognized arguments: {' '.join(rest)}; workbench {args.name} --help shows what it takes"
-            )
+            raise UsageError(f"{_unknown(args, rest)}; workbench {args.name} --help shows what it takes")
         args.rest = rest
         return command(args)
     except (EngineError, UsageError) as error:
@@ -59,6 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("workbench: interrupted", file=sys.stderr)
         return 130
+
+
+def _unknown(args: argparse.Namespace, rest: Sequence[str]) -> str:
+    """What to say of arguments that nobody took."""
+    flag = rest[0].partition("=")[0]
+    if args.command is _compare and flag == "--mode":
+        return "compare chooses modes by --legs, such as --legs legacy,async"
+    return f"unrecognized arguments: {' '.join(rest)}{did_you_mean(flag, args.flags)}"
 
 
 def _parser() -> OneLineParser:
@@ -83,7 +89,7 @@ def _command(commands: Any, name: str, function: Command, **text: Any) -> OneLin
     parser: OneLineParser = commands.add_parser(
         name, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **text
     )
-    parser.set_defaults(command=function, name=name)
+    parser.set_defaults(command=function, name=name, flags=parser.flags)
     return parser
 
 
@@ -195,11 +201,14 @@ def _compare(args: argparse.Namespace) -> int:
             )
         if args.report:
             views = [run.view for run in comparison.runs]
-            _write_report(args.report, views, f"{loaded.name}: {workload.name}", [comparison.verdict_text])
+            title = f"{loaded.name}: {workload.name}"
+            _write_report(args.report, views, title, [comparison.verdict_text], repeats=args.repeats)
         if args.json:
             _print_json(out, comparison.to_dict())
         else:
             print(comparison, file=out)
+            if args.repeats == 1:
+                print("1 run a leg: times vary by several per cent; use --repeats 5", file=out)
     return 0 if comparison.outputs_match else 1
 
 
@@ -283,9 +292,10 @@ def _endings(outputs: Sequence[Any]) -> str:
     return "\n".join(lines)
 
 
-def _write_report(path: str, views: Any, title: str, notes: Sequence[str]) -> None:
+def _write_report(path: str, views: Any, title: str, notes: Sequence[str], *, repeats: int = 1) -> None:
     from workbench.environment import environment_shown
     from workbench.report import write_report
 
-    written = write_report(path, views, title=title, environment=environment_shown(), notes=notes)
+    shown = environment_shown()
+    written = write_report(path, views, title=title, environment=shown, notes=notes, repeats=repeats)
     print(f"report: {written}", file=sys.stderr)

@@ -16,6 +16,7 @@ from engine.models.loader import LoadedModel
 from engine.policy import OrderPolicy, never_overlap, prefer_overlap
 from engine.request import RequestOutput, SamplingParams
 from tracing.analysis import format_comparison
+from tracing.comparison import comparison_notes
 from workbench.loading import load_for, session_config
 from workbench.runs import Run, document, serve
 from workbench.session import Session
@@ -99,7 +100,8 @@ class Comparison:
         )
 
     def __str__(self) -> str:
-        lines = [self.table(), "", self.verdict_text]
+        notes = comparison_notes({run.name: run.summary for run in self.runs}, repeats=self.repeats)
+        lines = [self.table(), "", *notes, self.verdict_text]
         lines += [
             f"  {one.request_id} in {one.run} parts at output position {one.position}: {one.explanation}"
             for one in self.verdicts

@@ -11,22 +11,21 @@ from typing import Protocol
 from engine.config import EngineConfig
 from engine.models.loader import LoadedModel
 from engine.request import RequestOutput
-from tracing.comparison import Row, comparison_rows, format_value
+from tracing.comparison import KINDS_NOTE, Row, comparison_notes, comparison_rows, format_value
 from workbench.comparison import Comparison, Leg, compare
 from workbench.demo_prompts import demo_workload
 from workbench.environment import environment_shown
-from workbench.loading import load_for
+from workbench.loading import check_device, load_for
 from workbench.report import write_report
 from workbench.runs import Run
 from workbench.session import Session
-from workbench.workloads import RequestSpec, Workload
+from workbench.workloads import RequestSpec, Workload, WorkloadError
 
 _SHOWN = (
     "tokens/s",
     "TTFT p50",
     "TPOT p50",
     "step time p50",
-    "step time, decode p50",
     "host work / iteration",
     "hidden / iteration",
     "exposed / iteration",
@@ -39,6 +38,12 @@ _SHOWN = (
     "wasted rows",
 )
 """Rows of the terminal's table; the report has all of them."""
+
+
+_GLOSS = (
+    "(A captured size is a forward of so many rows, recorded in advance and replayed; padding tokens fill it up; a "
+    "batch with prompt tokens runs eagerly here: prefill not captured.)"
+)
 
 
 class Say(Protocol):
@@ -87,11 +92,15 @@ def run_demo(
 
     Raises:
         CheckpointError: the model is absent; the message says how to install it.
+        ConfigError: there is no such device.
+        WorkloadError: the workload chats, and the model has no tokenizer or no chat template.
     """
     config = demo_config(device)
+    check_device(config)
     workload = workload or demo_workload()
     say("loading the model ...")
     loaded = load_for(config, model)
+    _check_chat(loaded, workload)
     comparison = compare(
         workload,
         [Leg(name="legacy", mode="legacy"), Leg(name="async", mode="async")],
@@ -100,11 +109,13 @@ def run_demo(
         warmup=0,
         on_run=lambda name, session: _begin_leg(name, session, workload.requests[0], say),
     )
+    summaries = {run.name: run.summary for run in comparison.runs}
     for line in (
         *_request_lines(comparison),
         "",
         *_table_lines(comparison),
-        *_saving_line(comparison),
+        "",
+        *(note for note in comparison_notes(summaries) if note != KINDS_NOTE),
         "",
         *_order_lines(comparison),
     ):
@@ -118,8 +129,18 @@ def run_demo(
     )
     say("")
     say(_verdict_line(comparison))
-    say(f"report: {path}")
+    say(f"open {path} in a browser")
     return 0 if comparison.outputs_match else 1
+
+
+def _check_chat(loaded: LoadedModel, workload: Workload) -> None:
+    """Say it before minutes go into capturing."""
+    can_chat = loaded.tokenizer is not None and loaded.tokenizer.has_chat_template
+    if not can_chat and any(spec.chat for spec in workload.requests):
+        raise WorkloadError(
+            f"demo needs a model with a tokenizer and chat template, and {loaded.name} has none; "
+            "leave --model out for smollm2, or serve token ids with workbench run"
+        )
 
 
 class _Streams:
@@ -214,21 +235,9 @@ def _cells(row: Row) -> list[str]:
     return [row.label, row.unit, *values, "" if row.ratio is None else f"{row.ratio:.2f}x"]
 
 
-def _saving_line(comparison: Comparison) -> list[str]:
-    """How much there was to gain: a small model on a CPU keeps the device busy by itself."""
-    first = comparison.runs[0].summary
-    if first.step is None or not first.host.exposed_ns:
-        return []
-    exposed_us, step_us = first.host.exposed_ns / first.num_timed / 1e3, first.step.mean_ns / 1e3
-    name = comparison.runs[0].name
-    return [
-        f"Of a {name} step of {step_us / 1e3:.1f} ms the host exposes {exposed_us:.0f} µs "
-        f"({100 * exposed_us / step_us:.1f} %): more than that overlap cannot save here."
-    ]
-
-
 def _order_lines(comparison: Comparison) -> list[str]:
-    return [line for run in comparison.runs for line in (*_orders_of(run), *_forwards_of(run))]
+    lines = [line for run in comparison.runs for line in (*_orders_of(run), *_forwards_of(run))]
+    return [*lines, _GLOSS]
 
 
 def _orders_of(run: Run) -> list[str]:

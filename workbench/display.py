@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from html import escape
 from typing import TYPE_CHECKING
 
-from tracing.records import PHASE_COLOURS, Category
+from tracing.records import PHASE_COLOURS
+from workbench.bars import ink_on
+from workbench.timeline import runs, timeline_html
 
 if TYPE_CHECKING:
     from workbench.snapshot import BlocksView, PendingView, QueuedView, RowView, Snapshot
 
 Cells = Sequence[Sequence[str]]
 
-_ROW_HEAD = ("row", "request", "state", "prompt", "output", "KV", "blocks", "newest", "pending")
+_ROW_HEAD = ("row", "request", "state", "prompt", "output", "KV", "blocks", "newest", "text", "pending")
 _QUEUE_HEAD = ("request", "prompt", "max output", "waits because")
 _MOST_QUEUED = 8
+_TEXT_SHOWN = 28
+"""Characters of a row's newest text."""
 _TABLE = "border-collapse:collapse;margin:2px 0 8px;font-size:12px"
 _CELL = "padding:1px 8px;text-align:left;border-bottom:1px solid rgba(128,128,128,.3);white-space:pre"
 
@@ -27,10 +32,12 @@ def snapshot_text(snapshot: Snapshot) -> str:
         snapshot.headline,
     ]
     if snapshot.phases:
-        lines.append("order   " + " → ".join(_marked_phases(snapshot)))
+        lines.append("order   " + " → ".join(_marked_phases(snapshot)) + "   (✓ done, [next])")
     lines.append("pending " + _forward_text(snapshot.pending))
     if snapshot.consumed is not None:
         lines.append("sampled " + _forward_text(snapshot.consumed))
+    if snapshot.unfinished:
+        lines.append("device  " + ", ".join(_unfinished_texts(snapshot)))
     lines.append("blocks  " + _blocks_text(snapshot.blocks))
     if snapshot.rows:
         lines += ["", *_text_table(_ROW_HEAD, map(_row_cells, snapshot.rows))]
@@ -56,7 +63,7 @@ def snapshot_html(snapshot: Snapshot) -> str:
     if snapshot.queue:
         parts.append(_html_table(_QUEUE_HEAD, map(_queue_cells, snapshot.queue[:_MOST_QUEUED])))
         parts += [f"<div>{escape(line)}</div>" for line in _more(snapshot)]
-    parts += [_span_bars(snapshot), _counter_lines(snapshot)]
+    parts += [timeline_html(snapshot), _counter_lines(snapshot)]
     return f"<div style='font-family:sans-serif;line-height:1.5'>{''.join(parts)}</div>"
 
 
@@ -67,7 +74,8 @@ def _mode_text(snapshot: Snapshot) -> str:
 
 
 def _marked_phases(snapshot: Snapshot) -> list[str]:
-    return [f"[{phase}]" if phase == snapshot.phase else phase for phase in snapshot.phases]
+    marks = {_State.DONE: "{} ✓", _State.NEXT: "[{}]", _State.COMING: "{}"}
+    return [marks[state].format(phase) for phase, state in _phase_states(snapshot)]
 
 
 def _forward_text(forward: PendingView | None) -> str:
@@ -79,13 +87,19 @@ def _forward_text(forward: PendingView | None) -> str:
     return f"of iteration {forward.iteration}: {rows}{padding}{dropped}, {forward.ran_as}"
 
 
+def _unfinished_texts(snapshot: Snapshot) -> list[str]:
+    return [
+        f"{work.name} {work.iteration} {'runs' if runs(work, snapshot) else 'in line'}" for work in snapshot.unfinished
+    ]
+
+
 def _blocks_text(blocks: BlocksView) -> str:
     return f"{blocks.num_free} of {blocks.num_blocks} free, {blocks.block_size} tokens each"
 
 
 def _row_cells(row: RowView) -> tuple[str, ...]:
-    newest = "" if row.newest_token is None else str(row.newest_token)
-    text = f" {row.newest_text[-24:]!r}" if row.newest_text else ""
+    text = row.newest_text
+    cut = "…" if len(text) > _TEXT_SHOWN else ""
     return (
         str(row.row),
         row.request_id or "",
@@ -94,7 +108,8 @@ def _row_cells(row: RowView) -> tuple[str, ...]:
         f"{row.output_tokens}/{row.max_tokens}",
         str(row.kv_len),
         str(len(row.blocks)),
-        newest + text,
+        "" if row.newest_token is None else str(row.newest_token),
+        cut + repr(text[-_TEXT_SHOWN:]) if text else "",
         "yes" if row.in_pending else "",
     )
 
@@ -121,68 +136,64 @@ def _html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f"<table style='{_TABLE}'>{line(head, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
 
 
+class _State(Enum):
+    DONE = "✓ done"
+    NEXT = "▸ next"
+    COMING = "to come"
+
+
+def _phase_states(snapshot: Snapshot) -> list[tuple[str, _State]]:
+    """Each phase of the order; all are done between iterations, none is said to be after a failure."""
+    if snapshot.iteration is None:
+        return [(phase, _State.DONE) for phase in snapshot.phases]
+    if snapshot.next_phase not in snapshot.phases:
+        return [(phase, _State.COMING) for phase in snapshot.phases]
+    at = snapshot.phases.index(snapshot.next_phase)
+    states = [_State.DONE] * at + [_State.NEXT] + [_State.COMING] * (len(snapshot.phases) - at - 1)
+    return list(zip(snapshot.phases, states, strict=True))
+
+
 def _phase_strip(snapshot: Snapshot) -> str:
-    """The order's phases: the one that ran last filled with its colour, the next one outlined."""
-    boxes = []
-    for phase in snapshot.phases:
-        colour = PHASE_COLOURS.get(phase, PHASE_COLOURS["other"])
-        is_last, is_next = phase == snapshot.phase, phase == snapshot.next_phase
-        fill = f"background:{colour};color:{_ink_on(colour)}" if is_last else ""
-        border = f"2px {'dashed' if is_next else 'solid'} {colour}"
-        boxes.append(f"<span style='padding:1px 8px;margin-right:4px;border:{border};{fill}'>{phase}</span>")
-    if not boxes:
+    """The order's phases, and a legend of their states."""
+    if not snapshot.phases:
         return ""
-    return f"<div style='margin:6px 0'>{''.join(boxes)}<i>{escape(snapshot.order or '')}</i></div>"
+    pills = "".join(_pill(phase, state) for phase, state in _phase_states(snapshot))
+    legend = " · ".join(state.value for state in _State)
+    return (
+        f"<div style='margin:6px 0'>{pills}<i>{escape(snapshot.order or '')}</i>"
+        f"<span style='font-size:11px;opacity:.75;margin-left:16px'>{legend}</span></div>"
+    )
 
 
-def _ink_on(colour: str) -> str:
-    """Black or white, whichever is read more easily on ``#RRGGBB``."""
-    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return "#000" if 0.3 * red + 0.6 * green + 0.1 * blue > 110 else "#fff"
+def _pill(phase: str, state: _State) -> str:
+    colour = PHASE_COLOURS.get(phase, PHASE_COLOURS["other"])
+    look, mark = {
+        _State.DONE: (f"border:2px solid {colour};background:{colour};color:{ink_on(colour)}", "✓ "),
+        _State.NEXT: (f"border:2px solid {colour};font-weight:bold", "▸ "),
+        _State.COMING: ("border:2px dashed rgba(128,128,128,.6);opacity:.65", ""),
+    }[state]
+    return f"<span style='padding:1px 8px;margin-right:4px;{look}'>{mark}{phase}</span>"
 
 
 def _block_map(snapshot: Snapshot) -> str:
-    """One cell a block, filled where it is held; the holder's id shows under the pointer."""
+    """One cell a block, with the row that holds it; the holder's id shows under the pointer."""
     blocks = snapshot.blocks
+    rows = {row.request_id: row.row for row in snapshot.rows}
     shown = blocks.holders[:256]
-    cells = "".join(
-        f"<span title='block {block}: {escape(holder or 'free')}' style='display:inline-block;width:8px;height:8px;"
-        f"margin:1px;border:1px solid rgba(128,128,128,.6);{_block_fill(holder, snapshot)}'></span>"
-        for block, holder in enumerate(shown)
-    )
+    cells = "".join(_block_cell(block, holder, rows.get(holder)) for block, holder in enumerate(shown))
     rest = f" and {blocks.num_blocks - len(shown)} more" if blocks.num_blocks > len(shown) else ""
-    return f"<div>KV blocks: {_blocks_text(blocks)}</div><div style='line-height:8px'>{cells}{rest}</div>"
+    head = f"KV blocks: {_blocks_text(blocks)}; a number is the row that holds the block"
+    return f"<div>{head}</div><div style='line-height:16px'>{cells}{rest}</div>"
 
 
-def _block_fill(holder: str | None, snapshot: Snapshot) -> str:
-    if holder is None:
-        return ""
-    colours = [colour for phase, colour in PHASE_COLOURS.items() if phase not in ("wait", "iteration", "other")]
-    order = [row.request_id for row in snapshot.rows]
-    return f"background:{colours[order.index(holder) % len(colours)]}"
-
-
-def _span_bars(snapshot: Snapshot) -> str:
-    """Host phases and device work of the iteration, to scale."""
-    shown = [span for span in snapshot.spans if span.category in (Category.PHASE, Category.WAIT, Category.DEVICE)]
-    if not shown:
-        return ""
-    start = min(span.start_ns for span in shown)
-    length = max(1, max(span.end_ns for span in shown) - start)
-    lanes: dict[str, list[str]] = {}
-    for span in shown:
-        colour = PHASE_COLOURS.get("wait" if span.category is Category.WAIT else span.name, PHASE_COLOURS["other"])
-        left, width = (span.start_ns - start) / length * 100, max(0.15, span.duration_ns / length * 100)
-        lanes.setdefault(span.lane, []).append(
-            f"<span title='{escape(span.name)} {span.duration_ns / 1e3:,.0f} µs' style='position:absolute;height:12px;"
-            f"left:{left:.2f}%;width:{width:.2f}%;background:{colour}'></span>"
-        )
-    bars = "".join(
-        f"<div style='display:flex'><span style='width:70px;font-size:11px'>{escape(lane)}</span>"
-        f"<div style='position:relative;flex:1;height:14px'>{''.join(boxes)}</div></div>"
-        for lane, boxes in lanes.items()
+def _block_cell(block: int, holder: str | None, row: int | None) -> str:
+    """Greys only: colours mean phases. Neighbouring rows differ in shade."""
+    shade = "" if row is None else f"background:rgba(128,128,128,{(0.55, 0.25, 0.4)[row % 3]});"
+    return (
+        f"<span title='block {block}: {escape(holder or 'free')}' style='display:inline-block;width:14px;height:14px;"
+        f"margin:1px;font-size:10px;line-height:14px;text-align:center;vertical-align:top;"
+        f"box-shadow:inset 0 0 0 1px rgba(128,128,128,.6);{shade}'>{'' if row is None else row}</span>"
     )
-    return f"<div style='max-width:760px'>{bars}<div style='font-size:11px'>{length / 1e6:,.3f} ms</div></div>"
 
 
 def _counter_lines(snapshot: Snapshot) -> str:

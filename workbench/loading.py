@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 from engine.models.loader import LoadedModel, load_model
 
 DEFAULT_MODEL = "smollm2"
@@ -25,15 +26,27 @@ def session_config(config: EngineConfig | None, mode: str | None, options: Mappi
     return EngineConfig.from_mapping({**(config or EngineConfig()).to_dict(), **changes}, source="options")
 
 
+def check_device(config: EngineConfig) -> None:
+    """Refuse a device that is not there before anything is loaded for it.
+
+    Raises:
+        ConfigError: CUDA is asked for and cannot be had.
+    """
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device='cuda' needs a CUDA GPU and a CUDA build of torch; use device='cpu' or 'inline'")
+
+
 def load_for(config: EngineConfig, model: str | Path | LoadedModel | None) -> LoadedModel:
     """Load a model where and as ``config`` wants it; several engines may share it, for none changes it.
 
     Raises:
+        ConfigError: the device is not there.
         CheckpointError: it cannot be loaded; for ``smollm2`` the message holds the command that installs it.
     """
     if isinstance(model, LoadedModel):
         return model
+    check_device(config)
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-    is_cuda = config.device == "cuda" and torch.cuda.is_available()  # without one, making the device says so
+    is_cuda = config.device == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
     return load_model(model or DEFAULT_MODEL, attention=config.attention_backend, dtype=dtype, device=device)

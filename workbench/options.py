@@ -5,12 +5,23 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import re
 import textwrap
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, NoReturn, get_type_hints
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+
+_NOT_YET = "Not available yet"
+"""What the docstring of a field says whose feature is to come."""
+
+_MORE_HELP = {
+    "graphs": "A size is captured once for each mix of decode and prefill rows and, on the CPU devices, for each "
+    "bucket of KV length, so N sizes are more than N captures; --no-graph-non-decode leaves the prefill mixes out."
+}
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -18,27 +29,48 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage; the caller prints ``message``."""
-        raise UsageError(f"{message}; {self.prog} --help shows what it takes")
+        raise UsageError(f"{message}{_meant(message)}; {self.prog} --help shows what it takes")
+
+    @property
+    def flags(self) -> Mapping[str, argparse.Action]:
+        """Every flag it takes by now, and those still to be added."""
+        return self._option_string_actions
 
 
 class UsageError(Exception):
     """A command line that cannot be understood."""
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean '...'?`` with the nearest known name, or nothing."""
+    near = get_close_matches(name, list(known))
+    near.sort(key=lambda one: sorted(one) != sorted(name))  # swapped letters are the likelier slip
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _meant(message: str) -> str:
+    """The nearest of the choices that argparse lists after a wrong one."""
+    found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+    return did_you_mean(found[1], re.findall(r"[\w-]+", found[2])) if found else ""
+
+
 def add_config_flags(parser: argparse.ArgumentParser, *, without: tuple[str, ...] = ()) -> None:
     """Add ``--config`` and a flag a field; flags that are not given leave no trace in the result."""
     group = parser.add_argument_group("engine options", "fields of EngineConfig; flags win over the file")
     group.add_argument("--config", metavar="FILE.yaml", help="a mapping of the options below, names with underscores")
+    later = parser.add_argument_group("not available yet", "known by name; today they take their default only")
     hints, documents = get_type_hints(EngineConfig), field_documents(EngineConfig)
     for one in fields(EngineConfig):
         if one.name in without:
             continue
         flag = "--" + one.name.replace("_", "-")
-        text = documents[one.name].replace("%", "%%") + f" Default: {one.default}."
-        kind: dict[str, Any] = {"metavar": _metavar(hints[one.name])}
+        words = " ".join(filter(None, (documents[one.name], _MORE_HELP.get(one.name))))
+        text = words.replace("%", "%%") + f" Default: {one.default}."
+        kind: dict[str, Any] = {"metavar": "N|N,N,..." if one.name == "graphs" else _metavar(hints[one.name])}
         if hints[one.name] is bool:
             kind = {"action": argparse.BooleanOptionalAction}
-        group.add_argument(flag, dest=one.name, default=argparse.SUPPRESS, help=text, **kind)
+        place = later if _NOT_YET in documents[one.name] else group
+        place.add_argument(flag, dest=one.name, default=argparse.SUPPRESS, help=text, **kind)
 
 
 def config_from(args: argparse.Namespace) -> EngineConfig:
@@ -51,8 +83,23 @@ def config_from(args: argparse.Namespace) -> EngineConfig:
     given = {one.name: getattr(args, one.name) for one in fields(EngineConfig) if hasattr(args, one.name)}
     flags = {name: _value(name, hints[name], text) for name, text in given.items()}
     if args.config is not None:
-        return EngineConfig.from_yaml(args.config, **flags)
+        return _from_file(args.config, flags)
     return EngineConfig.from_mapping(flags, source="flags")
+
+
+def _from_file(path: str, flags: dict[str, Any]) -> EngineConfig:
+    """The file with flags laid over it; an error that the file makes by itself names it."""
+    try:
+        return EngineConfig.from_yaml(path, **flags)
+    except ConfigError as error:
+        if path in str(error):
+            raise
+        try:
+            EngineConfig.from_yaml(path)
+        except ConfigError as alone:
+            if str(alone) == str(error):
+                raise type(error)(f"{path}: {error}") from error
+        raise
 
 
 def field_documents(cls: type) -> dict[str, str]:

@@ -5,8 +5,8 @@
   const canvas = document.getElementById("timeline"), tip = document.getElementById("tip");
   const painter = timelinePainter(data, canvas);
   const { state, GUTTER, STRIP, colourOf, show, span, toTime, firstVisible } = painter;
-  const COLOURS = "Host work is marked green while the device computes (hidden) and red while it is idle (exposed). "
-    + "Whether hiding gained time is told by the step time, not by the colour.";
+  const MARKS = "The line above host work is plain while the device computes (hidden) and red while it is idle (exposed). "
+    + "Whether hiding gained time is told by the step time, not by the line.";
 
   const bordered = data.runs.filter((run) => run.border);
   const list = (names) => names.join(", ").replace(/, ([^,]*)$/, " and $1");
@@ -14,8 +14,11 @@
   function borderCaption() {
     const loose = bordered.filter((run) => !run.border.isSteady).map((run) => run.name);
     const none = data.runs.filter((run) => !run.border).map((run) => run.name);
+    const numbers = new Set(bordered.map((run) => run.border.finished));
     return "The border between two decode steps of each run. At the dashed line the device has sampled a forward's tokens; "
       + "the host then works for the next step. Does the device wait for it, or go on? "
+      + "A forward has the number of the iteration that launches it; in async it is the iteration after that one which samples it. "
+      + (numbers.size > 1 ? "The runs have no steady step of the same number. " : "")
       + (loose.length ? `No steady decode in ${list(loose)}: the median border of the whole run is shown. ` : "")
       + (none.length ? `No two forwards on the device in ${list(none)}: nothing to align. ` : "");
   }
@@ -34,7 +37,7 @@
     for (const name of ["border", "steady", "whole"]) {
       document.getElementById(name).setAttribute("aria-pressed", String(name === id));
     }
-    if (caption !== null) document.getElementById("caption").textContent = caption + COLOURS;
+    if (caption !== null) document.getElementById("caption").textContent = caption + MARKS;
   }
 
   // Host work after the border takes about a third of the width.
@@ -185,14 +188,20 @@
   }
 
   function legends() {
-    const used = new Set(data.runs.flatMap((run) => ["phase", "device compute"].flatMap(
+    const used = new Set(data.runs.flatMap((run) => ["phase", "device compute", "device copy"].flatMap(
       (key) => (run.lanes[key] ? [...new Set(run.lanes[key].name)].map((name) => run.names[name]) : []))));
-    const phases = Object.entries(data.phaseColours).filter(([name]) => used.has(name));
+    const byColour = new Map();  // names that share a colour share an entry: publish and fetch are both copies
+    for (const [name, colour] of Object.entries(data.phaseColours)) {
+      if (used.has(name)) byColour.set(colour, [...(byColour.get(colour) || []), name]);
+    }
+    const copies = data.phaseColours.copy;
+    const phases = [...byColour].map(([colour, names]) => [names.join(", ") + (colour === copies ? " (copies)" : ""), colour]);
     const lines = (name) => ({ background: `repeating-linear-gradient(-45deg, var(${name}) 0 1px, transparent 1px 5px)` });
     const marks = [["host waits", lines("--wait")], ["device idle (bubble)", lines("--bubble")],
       ["hidden host work", { background: "var(--hidden)", borderTop: "4px solid var(--hidden-line)" }],
       ["exposed host work", { borderTop: "4px solid var(--bubble)" }]];
-    swatches("phases", [...phases.map(([name, colour]) => [name, { background: colour }]), ...marks]);
+    swatches("phases", phases.map(([name, colour]) => [name, { background: colour }]));
+    swatches("marks", marks);
     const orders = new Set(data.runs.flatMap((run) => run.iterations.map((one) => one.order)));
     swatches("orders", [...orders].map((name) => [name, { background: data.orderColours[name] || colourOf("other") }]));
   }

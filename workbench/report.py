@@ -15,13 +15,14 @@ from typing import Any
 import jinja2
 
 from tracing.analysis import summarise
-from tracing.comparison import NO_SAMPLES, Row, comparison_rows, format_value
+from tracing.comparison import NO_SAMPLES, Row, comparison_notes, comparison_rows, format_value
 from tracing.records import PHASE_COLOURS, IterationRecord, RequestRecord, Span
 from tracing.summary import Summary
-from workbench.report_data import ORDER_COLOURS, initial_views, run_data
+from workbench.report_border import Trace, find_borders
+from workbench.report_data import ORDER_COLOURS, host_work, initial_views, run_data
 
 _ASSETS = Path(__file__).parent
-_HEADLINES = ("tokens/s", "step time, decode p50", "hidden share", "device busy")
+_HEADLINES = ("tokens/s", "step time p50", "hidden share", "device busy")
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def write_report(
     title: str,
     environment: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
+    repeats: int = 1,
 ) -> Path:
     """Write the report of one run, or of several side by side; folders on the way are made.
 
@@ -58,6 +60,7 @@ def write_report(
         title: Heading.
         environment: What the numbers depend on: hardware, versions, seed. Shown as given.
         notes: Sentences under the heading, such as the verdict of an output check.
+        repeats: Runs that each of ``runs`` was chosen from; what the page says of noise depends on it.
 
     Returns:
         The path written.
@@ -70,7 +73,8 @@ def write_report(
         raise ValueError(f"runs must be at least one run, each with a name of its own, got names {names}")
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(render_report(runs, title=title, environment=environment, notes=notes), encoding="utf-8")
+    page = render_report(runs, title=title, environment=environment, notes=notes, repeats=repeats)
+    target.write_text(page, encoding="utf-8")
     return target
 
 
@@ -80,6 +84,7 @@ def render_report(
     title: str,
     environment: Mapping[str, Any] | None = None,
     notes: Sequence[str] = (),
+    repeats: int = 1,
 ) -> str:
     """The report as text; arguments as for :func:`write_report`."""
     rows = comparison_rows([run.summary for run in runs])
@@ -94,6 +99,7 @@ def render_report(
         runs=runs,
         headlines=[_cells(row) for row in rows if row.label in _HEADLINES],
         sections=_sections(rows),
+        remarks=comparison_notes({run.name: run.summary for run in runs}, repeats=repeats),
         differing=differing_fields([run.config for run in runs]),
         order_colours=ORDER_COLOURS,
         style=_asset("report.css"),
@@ -110,12 +116,18 @@ def differing_fields(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _page_data(runs: Sequence[RunView]) -> dict[str, Any]:
     views = initial_views([run.iterations for run in runs])
+    borders = find_borders(
+        [
+            Trace(spans=run.spans, work=host_work(run.spans), steady=view.stretch)
+            for run, view in zip(runs, views, strict=True)
+        ]
+    )
     return {
         "phaseColours": PHASE_COLOURS,
         "orderColours": ORDER_COLOURS,
         "runs": [
-            {"name": run.name, **run_data(run.spans, run.iterations, view)}
-            for run, view in zip(runs, views, strict=True)
+            {"name": run.name, **run_data(run.spans, run.iterations, view, border)}
+            for run, view, border in zip(runs, views, borders, strict=True)
         ],
     }
 
@@ -143,6 +155,7 @@ def _cells(row: Row) -> dict[str, Any]:
         "values": [format_value(value, row.unit) for value in row.values],
         "missing": [value is None for value in row.values],
         "ratio": "" if row.ratio is None else f"{row.ratio:.2f}×",
+        "better": "" if row.ratio is None or not row.better else f"{row.better} is better",
     }
 
 

@@ -62,13 +62,17 @@ class Border:
     @property
     def text(self) -> str:
         """What the picture says beside the host's work."""
-        begins = f"forward {self.next_forward} begins after {_short(self.next_start_ns - self.at_ns)}"
-        return f"{self._hidden_text() if self.is_hidden else self._exposed_text()}; {begins}"
+        said = self._hidden_text() if self.is_hidden else self._exposed_text()
+        after_ns, idle_ns = self.next_start_ns - self.at_ns, length(self.idle)
+        if not self.is_hidden and abs(after_ns - idle_ns) < _SAID_FROM * after_ns:
+            return said  # the idle time has said it
+        return f"{said}; forward {self.next_forward} begins after {_short(after_ns)}"
 
     def _exposed_text(self) -> str:
         rest = f", {_short(self.hidden_ns)} hidden" if self.hidden_ns >= _SAID_FROM * self.work_ns else ""
-        idle, alone = _short(length(self.idle)), _short(self.work_ns - self.hidden_ns)
-        return f"device idle {idle}: the host works alone for {alone}{rest}"
+        idle_ns, alone_ns = length(self.idle), self.work_ns - self.hidden_ns
+        why = " (the rest: wake-ups and the caller between steps)" if idle_ns - alone_ns >= _SAID_FROM * idle_ns else ""
+        return f"device idle {_short(idle_ns)}: the host works alone for {_short(alone_ns)}{why}{rest}"
 
     def _hidden_text(self) -> str:
         exposed = self.work_ns - self.hidden_ns
@@ -82,28 +86,64 @@ class Border:
         return " and ".join(f"{name} ({_short(time)})" for name, time in said)
 
 
-def find_border(spans: Sequence[Span], work: Sequence[Interval], steady: Interval | None) -> Border | None:
-    """The border whose host work reaches as far as that of the median one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """What borders are found in."""
 
-    Args:
-        spans: The whole run.
-        work: When the host worked; sorted and disjoint.
-        steady: The stretch of steady decode. None, or no border inside it: any border of the run is taken.
+    spans: Sequence[Span]
+    """The whole run."""
+    work: Sequence[Interval]
+    """When the host worked; sorted and disjoint."""
+    steady: Interval | None
+    """The stretch of steady decode. None, or no border inside it: any border of the run is taken."""
 
-    Returns:
-        None where the trace has no two forwards with host work between them.
+
+def find_borders(traces: Sequence[Trace]) -> list[Border | None]:
+    """One border a run, whose host work reaches about as far as that of the run's median one.
+
+    It is the border behind the same iteration's forward in all runs, where they have one in common. None where a trace
+    has no two forwards with host work between them.
     """
+    found = [_candidates(trace) for trace in traces]
+    some = [borders for borders in found if borders]
+    common = set.intersection(*({border.finished for border in borders} for borders in some)) if some else set()
+    oddities = {number: max(_oddity(borders, number) for borders in some) for number in sorted(common)}
+    least = [number for number, oddity in oddities.items() if oddity == min(oddities.values())]
+    number = least[len(least) // 2] if least else None
+    return [_chosen(borders, number) for borders in found]
+
+
+def find_border(spans: Sequence[Span], work: Sequence[Interval], steady: Interval | None) -> Border | None:
+    """The border of one run by itself; arguments as the fields of :class:`Trace`."""
+    return find_borders([Trace(spans=spans, work=work, steady=steady)])[0]
+
+
+def _candidates(trace: Trace) -> list[Border]:
     compute = sorted(
-        (span for span in spans if span.category is Category.DEVICE and span.lane == COMPUTE_LANE),
+        (span for span in trace.spans if span.category is Category.DEVICE and span.lane == COMPUTE_LANE),
         key=lambda span: (span.start_ns, span.end_ns),
     )
-    borders = [border for border in _borders(compute, work, steady) if border.work]
-    chosen = [border for border in borders if border.is_steady] or borders
-    if not chosen:
+    borders = [border for border in _borders(compute, trace.work, trace.steady) if border.work]
+    return [border for border in borders if border.is_steady] or borders
+
+
+def _oddity(borders: Sequence[Border], number: int) -> float:
+    """How far the border behind forward ``number`` is from the median one, as a share of it."""
+    middle = _middle(borders)
+    return min(abs(border.extent_ns - middle) for border in borders if border.finished == number) / max(1, middle)
+
+
+def _chosen(borders: Sequence[Border], number: int | None) -> Border | None:
+    if not borders:
         return None
-    middle = median_low(border.extent_ns for border in chosen)
-    alike = [border for border in chosen if border.extent_ns == middle]
+    if number is not None:
+        return next(border for border in borders if border.finished == number)
+    alike = [border for border in borders if border.extent_ns == _middle(borders)]
     return alike[len(alike) // 2]
+
+
+def _middle(borders: Sequence[Border]) -> int:
+    return median_low(border.extent_ns for border in borders)
 
 
 def _borders(compute: Sequence[Span], work: Sequence[Interval], steady: Interval | None) -> Iterable[Border]:

@@ -12,18 +12,18 @@ from typing import Any
 
 from tracing.intervals import Interval, gaps, intersect, merge, subtract
 from tracing.records import COMPUTE_LANE, BatchInfo, Category, GraphUse, IterationRecord, Span
-from workbench.report_border import Border, find_border
+from workbench.report_border import Border
 
 ORDER_COLOURS: dict[str, str] = {
-    "legacy": "#99DDFF",
-    "no_overlap": "#EE8866",
-    "overlap": "#44BB99",
-    "mtp_overlap": "#BBCC33",
-    "primer": "#EEDD88",
-    "drain": "#FFAABB",
-    "dummy": "#DDDDDD",
+    "legacy": "#C6BEB4",
+    "no_overlap": "#DDB892",
+    "overlap": "#85664A",
+    "mtp_overlap": "#5A4433",
+    "primer": "#F0E2C6",
+    "drain": "#B39A84",
+    "dummy": "#E6E6E6",
 }
-"""One colour an order: Tol's light set, so that none is mistaken for a phase's."""
+"""One colour an order: shades of earth, so that none is mistaken for a phase's or for a mark."""
 
 _VIEW_ITERATIONS = 4
 _LANE_OF = {
@@ -58,7 +58,9 @@ def initial_views(runs: Sequence[Sequence[IterationRecord]]) -> list[View]:
     return [_view(run, by_rows, rows) for run, by_rows in zip(runs, stretches, strict=True)]
 
 
-def run_data(spans: Sequence[Span], iterations: Sequence[IterationRecord], view: View) -> dict[str, Any]:
+def run_data(
+    spans: Sequence[Span], iterations: Sequence[IterationRecord], view: View, border: Border | None = None
+) -> dict[str, Any]:
     """Everything the page draws of one run; every span is in exactly one lane."""
     records = sorted(iterations, key=lambda record: (record.begin_ns, record.iteration))
     starts = [span.start_ns for span in spans] + [record.begin_ns for record in records]
@@ -72,7 +74,7 @@ def run_data(spans: Sequence[Span], iterations: Sequence[IterationRecord], view:
         "align": view.start_ns - origin,
         "viewLength": view.end_ns - view.start_ns,
         "isSteady": view.is_steady,
-        "border": _border_entry(find_border(spans, work, view.stretch), origin),
+        "border": _border_entry(border, origin),
         "iterations": [_iteration_entry(record, origin) for record in records],
         "lanes": {lane: _columns(members, origin, names) for lane, members in lanes.items()},
         "hidden": _flat(intersect(work, compute), origin),

@@ -214,7 +214,7 @@ function timelinePainter(data, canvas) {
     });
   }
 
-  // Above the host's bars, a line: green where its work is hidden, red where the device stands idle meanwhile.
+  // Above the host's bars, a line: black (white on dark) where its work is hidden, red where the device stands idle meanwhile.
   function drawVerdict(block) {
     const host = hostLane(block);
     for (const [stretches, colour] of [[block.run.hidden, "--hidden-line"], [block.run.exposed, "--bubble"]]) {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,8 +15,9 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.controller import Border
 from engine.engine import Engine, Failure
-from engine.errors import EngineError, RequestError
+from engine.errors import RequestError
 from engine.models.loader import LoadedModel
+from engine.phases import Phase
 from engine.policy import OrderPolicy, prefer_overlap
 from engine.progress import CaptureBar
 from engine.request import RequestOutput, SamplingParams
@@ -25,19 +26,18 @@ from tracing.recorder import Recorder
 from tracing.records import IterationRecord, RequestRecord, Span
 from tracing.summary import Summary
 from workbench.arrivals import Arrivals, Submission
-from workbench.book import Prompt, RequestBook, Wish
+from workbench.book import Prompt, RequestBook, Wish, as_prompts, sampling_params
 from workbench.clock import Clock, make_clock
 from workbench.device_values import read_device_value
 from workbench.loading import load_for, session_config
+from workbench.peek import SessionError as SessionError
+from workbench.peek import as_phase, coming_phases
+from workbench.report import RunView
 from workbench.snapshot import RowView, Snapshot, row_view, take_snapshot
 from workbench.watch import BorderWatch
 from workbench.workloads import RequestSpec, Workload
 
 _session_ids = itertools.count(1)
-
-
-class SessionError(EngineError, RuntimeError):
-    """A session cannot do what it was asked; the message says why and what would help."""
 
 
 class Session:
@@ -116,8 +116,8 @@ class Session:
         Raises:
             RequestError: it cannot be served; ``field`` names the fault. Of a list then none was handed in.
         """
-        settled = _sampling_params(params, sampling)
-        prompts, is_many = _as_prompts(prompt)
+        settled = sampling_params(params, sampling)
+        prompts, is_many = as_prompts(prompt)
         if is_many and request_id is not None:
             raise RequestError("request_id names one request; leave it out for a list of prompts", field="request_id")
         when = self.clock.now() if arrival is None else arrival
@@ -236,6 +236,34 @@ class Session:
             if taken < limit:
                 self.step()
         raise SessionError(f"run_until: not true after {limit} iterations; raise limit if it takes longer")
+
+    def run_to(self, phase: Phase | str, *, limit: int = 10_000) -> Snapshot:
+        """Run on until just before ``phase``, and stand there; nothing runs if it stands there already.
+
+        That is in the iteration in hand, or else in the next one that has the phase. Iterations without it run
+        whole, and their times count. To stand before the first phase of an order is to stand between iterations.
+
+        Args:
+            phase: ``admit``, ``prepare``, ``forward``, ``sample``, ``resolve`` or ``emit``.
+            limit: The most iterations to run through.
+
+        Returns:
+            What there is to see there.
+
+        Raises:
+            SessionError: no phase has that name, none comes within ``limit`` iterations, or nothing is left to do.
+        """
+        wanted = as_phase(phase)
+        for _ in range(limit + 1):
+            if not self._ready():
+                raise SessionError(f"run_to: no {wanted.value} is to come, and nothing is left to do")
+            coming = coming_phases(self.engine)
+            if wanted in coming:
+                for _ in range(coming.index(wanted)):
+                    self.step_phase()
+                return self.snapshot()
+            self.step()
+        raise SessionError(f"run_to: no {wanted.value} within {limit} iterations; raise limit if it takes longer")
 
     def _ready(self) -> bool:
         """Hand in what is due, between iterations only; an idle engine's clock jumps to the next arrival."""
@@ -368,9 +396,18 @@ class Session:
 
     def summary(self) -> Summary:
         """All numbers of the session so far; ``docs/metrics.md`` defines them."""
-        if self.finished and self.last_failure is None:
-            self.engine.device.synchronize()  # the last copies' times are known then
+        self._settle()
         return summarise(self.spans(), self.iterations(), self.requests())
+
+    def run_view(self, name: str) -> RunView:
+        """All that was recorded so far under a name, for :func:`~workbench.border_view.step_borders` and reports."""
+        self._settle()
+        return RunView(name, self.spans(), self.iterations(), self.requests(), self.resolved_config())
+
+    def _settle(self) -> None:
+        """At the end of a run, let the last copies' times be known."""
+        if self.finished and self.last_failure is None:
+            self.engine.device.synchronize()
 
     def clear_trace(self) -> None:
         """Forget what was recorded so far.
@@ -391,17 +428,3 @@ class Session:
 
     def _repr_html_(self) -> str:
         return self.snapshot()._repr_html_()
-
-
-def _sampling_params(params: SamplingParams | None, changes: Mapping[str, Any]) -> SamplingParams:
-    try:
-        return params.replace(**changes) if params is not None else SamplingParams(**changes)
-    except TypeError as error:
-        raise RequestError(f"unknown sampling parameter: {error}", field="params") from error
-
-
-def _as_prompts(prompt: Prompt | Sequence[Prompt]) -> tuple[list[Any], bool]:
-    """The prompts, and whether they came as a list of prompts rather than as one list of ids."""
-    if not isinstance(prompt, (list, tuple)) or not prompt or isinstance(prompt[0], int):
-        return [prompt], False
-    return list(prompt), True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from engine.engine import Engine
 from engine.policy import overlap_refusal
 from engine.request import Request, RequestState
 from engine.results import PendingForward
-from tracing.records import Span
+from tracing.records import Category, Span, UnfinishedWork
 from workbench.arrivals import Submission
 from workbench.clock import Clock
 
@@ -20,6 +21,7 @@ _TEXT_TOKENS = 12
 """Newest tokens shown as text in a row."""
 _NEWEST_SPANS = 512
 """Recent records searched for the last iteration's spans."""
+_HOST_WORK = (Category.PHASE, Category.WAIT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,7 @@ class BlocksView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The engine at one border. ``print(snapshot)`` and notebooks show it as tables."""
+    """The engine at one border. A prompt and ``print`` show it as text, a notebook as tables and a timeline."""
 
     model: str
     device: str
@@ -133,7 +135,11 @@ class Snapshot:
     consumed: PendingView | None
     """The forward that the iteration in hand has sampled; its tokens are on their way, or known after resolve."""
     spans: tuple[Span, ...]
-    """Of the iteration in hand, or else of the last one."""
+    """Of the iteration in hand, or else of the last one: its host spans, and all device work of its time or its own."""
+    unfinished: tuple[UnfinishedWork, ...]
+    """Device work launched and not ended, in that order."""
+    taken_ns: int
+    """When it was looked at, on the clock of the spans."""
     counters: dict[str, Any]
     failure: str | None
 
@@ -154,7 +160,7 @@ class Snapshot:
         return snapshot_text(self)
 
     def __repr__(self) -> str:
-        return f"<Snapshot {self.headline}>"
+        return str(self)
 
     def _repr_html_(self) -> str:
         from workbench.display import snapshot_html
@@ -174,6 +180,8 @@ def take_snapshot(engine: Engine, clock: Clock, coming: Sequence[Submission], la
     current = engine.in_hand
     phases = tuple(phase.value for phase in last.order.phases) if last is not None else ()
     next_phase = engine.next_phase.value if engine.next_phase else None
+    unfinished = tuple(engine.recorder.running())  # before the spans: what ends in between is then in both
+    spans = _spans_of(engine, last)
     return Snapshot(
         model=engine.loaded.name,
         device=engine.device.kind,
@@ -194,7 +202,9 @@ def take_snapshot(engine: Engine, clock: Clock, coming: Sequence[Submission], la
         blocks=_blocks_view(engine),
         pending=_pending_view(engine, engine.pending),
         consumed=_pending_view(engine, current.consumed if current is not None else None),
-        spans=_spans_of(engine, last),
+        spans=spans,
+        unfinished=tuple(work for work in unfinished if not any(_is_of(span, work) for span in spans)),
+        taken_ns=time.perf_counter_ns(),
         counters=engine.counters.to_dict(),
         failure=_failure_text(engine),
     )
@@ -240,7 +250,7 @@ def _queue_views(engine: Engine) -> list[QueuedView]:
             why = "aborted; its last output comes with the next iteration"
         elif head is None:
             blocked = refusal(request, capacity)
-            why = "can be admitted now" if blocked is None else blocked.value
+            why = "the next admit takes it" if blocked is None else blocked.value
             if blocked is not None:
                 head = request
             else:
@@ -319,7 +329,23 @@ def _overlap_refusal(engine: Engine) -> str | None:
 def _spans_of(engine: Engine, iteration: Iteration | None) -> tuple[Span, ...]:
     if iteration is None:
         return ()
-    return tuple(span for span in engine.recorder.spans(_NEWEST_SPANS) if span.iteration == iteration.index)
+    newest = engine.recorder.spans(_NEWEST_SPANS)
+    host = [span for span in newest if span.iteration == iteration.index and span.category in _HOST_WORK]
+    begin = min((span.start_ns for span in host), default=None)
+    is_over = engine.in_hand is None
+    until = max((span.end_ns for span in host), default=None) if is_over else time.perf_counter_ns()
+    return tuple(span for span in newest if span.iteration == iteration.index or _is_within(span, begin, until))
+
+
+def _is_within(span: Span, begin: int | None, until: int | None) -> bool:
+    """Device work belongs to a time: while an iteration runs, the device may work on what an earlier one launched."""
+    if span.category is not Category.DEVICE or begin is None or until is None:
+        return False
+    return span.end_ns > begin and span.start_ns < until
+
+
+def _is_of(span: Span, work: UnfinishedWork) -> bool:
+    return (span.name, span.lane, span.enqueued_ns) == (work.name, work.lane, work.enqueued_ns)
 
 
 def _failure_text(engine: Engine) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +245,8 @@ def _unit(entry: dict[str, Any], where: str) -> Unit:
 
 def _spec(entry: dict[str, Any], where: str) -> RequestSpec:
     unknown = [key for key in entry if key not in _FILE_KEYS]
+    if unknown and unknown[0] in {one.name for one in fields(SamplingParams)}:
+        raise WorkloadError(f"{where}: {unknown[0]!r} is a sampling parameter: put it under params")
     if unknown:
         raise WorkloadError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(_FILE_KEYS)}")
     prompt = entry.get("prompt", entry.get("prompt_ids"))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, TypedDict, Unpack
@@ -189,6 +190,9 @@ def _load_smollm2(**options: Unpack[LoadOptions]) -> LoadedModel:
 
 def _from_hub(name: str) -> Path:
     """The local folder of a Hub repository, downloaded if it is not cached."""
+    near = get_close_matches(name, _factories, n=1, cutoff=0.75)
+    if near:  # a slip of the keyboard is not worth a question to the network, nor its long answer
+        raise CheckpointError(f"model {name!r} is not known; did you mean {near[0]!r}?")
     try:
         from huggingface_hub import snapshot_download
 

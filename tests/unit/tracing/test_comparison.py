@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.tracing.traces import batch, device, phase, record
 from tracing.analysis import format_comparison, summarise
-from tracing.comparison import Row, comparison_rows, format_value
+from tracing.comparison import ADMISSION_NOTE, KINDS_NOTE, Row, comparison_notes, comparison_rows, format_value
 from tracing.nvtx_ranges import CATEGORY_OF_DETAIL
 from tracing.records import BATCH_OF, PHASE_COLOURS, PHASES
 from tracing.summary import Summary
@@ -65,10 +65,54 @@ class TestRows:
         assert Row("s", "l", "%", (0.5, 80.0)).ratio is None
         assert Row("s", "l", "ms", (4.0, 1.0)).ratio == 0.25
 
+    @pytest.mark.parametrize("label", ["queue delay p50", "step time, decode p99", "step time, prefill p50"])
+    def test_what_means_something_else_in_each_mode_has_no_ratio(self, label: str) -> None:
+        assert Row("s", label, "ms", (4.0, 1.0)).ratio is None
+
+    def test_say_which_direction_is_good(self) -> None:
+        better = {row.label: row.better for row in comparison_rows([run("legacy", 4000), run("overlap", 1000)])}
+        assert better["tokens/s"] == "higher"
+        assert better["step time p50"] == better["TTFT p99"] == better["bubble / iteration"] == "lower"
+        assert better["iterations"] == better["hidden share"] == ""
+
     def test_format(self) -> None:
         shown = [format_value(value, "ms") for value in (1234.56, 12.345, 0.1234, 0.0, None)]
         assert shown == ["1,234.6", "12.35", "0.123", "0.000", "no samples"]
         assert (format_value(1234.0, ""), format_value(12.34, "%")) == ("1,234", "12.3")
+
+
+def steps(order: str) -> Summary:
+    """Two steps of 10 ms; in each the host works alone for 1 ms and the device idles 2 ms."""
+    spans, records = [], []
+    for number in range(3):
+        at = number * 10_000_000
+        spans += [phase("prepare", at + 500_000, at + 1_500_000, number), device("forward", at + 2_000_000, at + 10**7)]
+        records.append(record(number, at, at + 10**7, order=order, launched=batch(number)))
+    return summarise(spans, records)
+
+
+class TestNotes:
+    def test_bound_what_overlap_can_save_by_the_idle_time_of_a_mean_legacy_step(self) -> None:
+        limit, *rest = comparison_notes({"legacy": steps("legacy"), "async": steps("overlap")})
+        assert limit == (
+            "Of a mean legacy step of 10.0 ms the host exposes 1,000 µs (10.0 %); with the wake-ups around it the "
+            "device idles 1,333 µs (13.3 %): more than that overlap cannot save here. "
+            "One run each: differences above that are this machine's noise."
+        ), "two bubbles of 2 ms over three steps"
+        assert rest == [ADMISSION_NOTE, KINDS_NOTE]
+
+    def test_speak_of_single_runs_only_where_there_was_one(self) -> None:
+        (limit, *_) = comparison_notes({"legacy": steps("legacy"), "async": steps("overlap")}, repeats=5)
+        assert limit.endswith("cannot save here.")
+
+    def test_are_left_out_where_there_is_one_mode_or_one_run(self) -> None:
+        assert comparison_notes({"a": steps("overlap"), "b": steps("overlap")}) == []
+        assert comparison_notes({"legacy": steps("legacy")}) == []
+
+    def test_bound_nothing_without_device_times_or_without_a_legacy_baseline(self) -> None:
+        host_only = summarise([phase("prepare", 0, 5)], [record(0, 0, 10, order="legacy", launched=batch(0))])
+        assert comparison_notes({"legacy": host_only, "async": steps("overlap")}) == [ADMISSION_NOTE, KINDS_NOTE]
+        assert comparison_notes({"async": steps("overlap"), "legacy": steps("legacy")}) == [ADMISSION_NOTE, KINDS_NOTE]
 
 
 class TestDocumentation:

@@ -84,6 +84,15 @@ class TestCompare:
         out = capsys.readouterr().out
         assert "async without overlap" in out
         assert "outputs of 3 requests in 3 legs: 3 equal" in out
+        assert "1 run a leg: times vary by several per cent; use --repeats 5" in out
+
+    def test_of_several_repeats_says_nothing_of_single_runs(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["compare", *ORACLE, *WORK, "--legs", "legacy,async", "--repeats", "2"]) == 0
+
+        out = capsys.readouterr().out
+        assert "more than that overlap cannot save here." in out
+        assert "One run each" not in out
+        assert "1 run a leg" not in out
 
     def test_json_holds_every_leg_whole(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["compare", *ORACLE, *WORK, "--legs", "legacy,async", "--warmup", "0", "--json"]) == 0
@@ -119,7 +128,12 @@ class TestErrors:
             (["run", *ORACLE, "--max-request", "4"], "unrecognized arguments: --max-request 4"),
             (["run", *ORACLE, "--config", "/nowhere.yaml"], "cannot read config file /nowhere.yaml"),
             (["compare", *ORACLE, *WORK, "--legs", "turbo"], "leg 'turbo' is unknown"),
-            (["compare", *ORACLE, *WORK, "--mode", "legacy"], "unrecognized arguments: --mode"),
+            (["compare", *ORACLE, *WORK, "--mode", "legacy"], "compare chooses modes by --legs"),
+            (["run", "--modle", "oracle"], "unrecognized arguments: --modle oracle; did you mean '--model'?"),
+            (["run", *ORACLE, "--max-reqests=4"], "did you mean '--max-requests'?"),
+            (["runn"], "did you mean 'run'?"),
+            (["run", "--model", "smolm2", *WORK], "model 'smolm2' is not known; did you mean 'smollm2'?"),
+            (["demo", "--model", "shape:tiny"], "demo needs a model with a tokenizer and chat template"),
             (["bench", "--only", "speed"], "benchmark 'speed' is unknown; known are host, hidden, recorder, steady"),
             (["fly"], "invalid choice: 'fly'"),
             ([], "required: COMMAND"),
@@ -131,10 +145,21 @@ class TestErrors:
         assert main(argv) == 2
 
         streams = capsys.readouterr()
-        assert streams.out == ""
+        assert streams.out == ("loading the model ...\n" if argv[:1] == ["demo"] else "")
         assert streams.err.startswith("workbench: error: ")
         assert streams.err.count("\n") == 1
         assert message in streams.err
+
+    def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+
+        for argv in (["demo"], ["run", "--model", "/nowhere"]):
+            assert main([*argv, "--device", "cuda"]) == 2
+            streams = capsys.readouterr()
+            assert streams.out == ""
+            assert "device='cuda' needs a CUDA GPU" in streams.err
 
     def test_an_absent_model_names_the_command_that_installs_it(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.errors import ConfigError, NotAvailableError
 from tests.unit.workbench.worlds import oracle
 from workbench.options import OneLineParser, UsageError, add_config_flags, config_from, field_documents
 from workbench.session import Session
@@ -68,6 +68,23 @@ class TestFlags:
         assert "Tokens of one KV block." in text
         assert all(field_documents(EngineConfig)[one.name] for one in fields(EngineConfig))
 
+    def test_what_is_not_available_yet_stands_at_the_end(self) -> None:
+        parser = OneLineParser(prog="p")
+        add_config_flags(parser)
+
+        before, after = parser.format_help().split("\nnot available yet:")
+        for one in fields(EngineConfig):
+            is_late = "Not available yet" in field_documents(EngineConfig)[one.name]
+            assert f"  --{one.name.replace('_', '-')}" in (after if is_late else before)
+
+    def test_graphs_takes_a_list_and_says_what_a_count_costs(self) -> None:
+        parser = OneLineParser(prog="p")
+        add_config_flags(parser)
+
+        text = " ".join(parser.format_help().split())
+        assert "--graphs N|N,N,... " in text
+        assert "captured once for each mix of decode and prefill rows" in text
+
     @pytest.mark.parametrize(
         ("argv", "name", "value"),
         [
@@ -119,6 +136,17 @@ class TestBadValues:
     def test_in_a_file_are_refused_alike(self, tmp_path: Path, text: str, message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             parse("--config", write(tmp_path, text))
+
+    def test_a_bad_value_in_a_file_names_the_file_and_one_in_a_flag_does_not(self, tmp_path: Path) -> None:
+        path = write(tmp_path, "max_requests: many\n")
+        with pytest.raises(ConfigError, match=r"engine.yaml: max_requests must be a positive whole number, got 'many'"):
+            parse("--config", path)
+        with pytest.raises(ConfigError, match=r"^seed"):
+            parse("--config", write(tmp_path, "mode: legacy\n"), "--seed", "x")
+        with pytest.raises(ConfigError, match=r"^mode must be"):
+            parse("--config", write(tmp_path, "max_requests: 4\n"), "--mode", "turbo")
+        with pytest.raises(NotAvailableError, match=r"engine.yaml: chunked_prefill"):
+            parse("--config", write(tmp_path, "chunked_prefill: true\n"))
 
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"cannot read config file .*none.yaml"):

