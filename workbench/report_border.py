@@ -113,11 +113,6 @@ def find_borders(traces: Sequence[Trace]) -> list[Border | None]:
     return [_chosen(borders, number) for borders in found]
 
 
-def find_border(spans: Sequence[Span], work: Sequence[Interval], steady: Interval | None) -> Border | None:
-    """The border of one run by itself; arguments as the fields of :class:`Trace`."""
-    return find_borders([Trace(spans=spans, work=work, steady=steady)])[0]
-
-
 def _candidates(trace: Trace) -> list[Border]:
     compute = sorted(
         (span for span in trace.spans if span.category is Category.DEVICE and span.lane == COMPUTE_LANE),

@@ -37,10 +37,22 @@ def printed(notebook: nbformat.NotebookNode) -> str:
 def check_first_steps(notebook: nbformat.NotebookNode) -> None:
     """One iteration of every order was shown, and the snapshots came as tables."""
     text = printed(notebook)
-    for line in ("order: primer", "no_overlap because", "overlap because", "('drain',", "legacy ->", "same tokens:"):
+    for line in (
+        "before prepare: iteration 0 primer",
+        "no_overlap because",
+        "overlap because",
+        "('drain',",
+        "legacy ->",
+        "same tokens:",
+    ):
         assert line in text, f"{line!r} is not in what the notebook printed:\n{text}"
     shown = [o for cell in notebook.cells for o in cell.get("outputs", []) if o.output_type == "execute_result"]
     assert sum("text/html" in output.data for output in shown) >= 6
+    pages = [output.data["text/html"] for output in shown if "text/html" in output.data]
+    assert any("forward 2" in page for page in pages)
+    assert all(
+        part in pages[-1] for part in ("legacy", "async", "device compute", "hidden host work", "is done and sampled")
+    )
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -54,6 +66,11 @@ class TestEveryNotebook:
         cells = nbformat.read(path, as_version=4).cells
 
         assert max(cell.source.count("\n") + 1 for cell in cells if cell.cell_type == "code") <= 15
+
+    def test_has_code_that_fits_a_narrow_window(self, path: Path) -> None:
+        cells = nbformat.read(path, as_version=4).cells
+
+        assert max(len(line) for cell in cells if cell.cell_type == "code" for line in cell.source.splitlines()) < 90
 
 
 class TestFirstSteps:

@@ -265,6 +265,30 @@ class TestDeviceSpans:
         assert [span.lane for span in recorder.spans()] == ["copy"]
 
 
+class TestRunning:
+    def test_tells_what_has_not_ended_and_consumes_nothing(self) -> None:
+        recorder = Recorder(nvtx=False)
+        ended, runs = FakeTiming(), FakeTiming(is_done=False)
+        recorder.device("sample", "compute", 4, ended)
+        recorder.device("forward", "compute", 4, runs)
+
+        for _ in range(2):
+            (work,) = recorder.running()
+            assert (work.name, work.lane, work.iteration) == ("forward", "compute", 4)
+            assert work.enqueued_ns > 0
+
+        runs.is_done = True
+        assert recorder.running() == []
+        assert [span.name for span in recorder.spans()] == ["sample", "forward"]
+
+    def test_leaves_out_what_was_overwritten(self) -> None:
+        recorder = Recorder(nvtx=False, capacity=1)
+        recorder.device("forward", "compute", 0, FakeTiming(is_done=False))
+        recorder.device("sample", "compute", 1, FakeTiming(is_done=False))
+
+        assert [work.name for work in recorder.running()] == ["sample"]
+
+
 class TestRing:
     def test_keeps_the_newest_and_says_how_many_were_lost(self) -> None:
         recorder = Recorder(nvtx=False, capacity=6)

@@ -16,7 +16,7 @@ from tracing.comparison import ADMISSION_NOTE, KINDS_NOTE
 from tracing.recorder import Recorder
 from tracing.records import PHASE_COLOURS, Category, IterationRecord, RequestRecord, Span
 from workbench.report import RunView, differing_fields, render_report, write_report
-from workbench.report_border import Border, Trace, find_border, find_borders
+from workbench.report_border import Border, Trace, find_borders
 from workbench.report_data import ORDER_COLOURS, host_work, initial_views, run_data
 
 NASTY = "</script><img src=x onerror=alert(1)>&\"'"
@@ -260,8 +260,13 @@ def async_steps(count: int, *, blocked: int = 0) -> list[Span]:
     return spans
 
 
+def find_alone(spans: list[Span], steady: tuple[int, int] | None = None) -> Border | None:
+    (border,) = find_borders([Trace(spans=spans, work=host_work(spans), steady=steady)])
+    return border
+
+
 def border_of(spans: list[Span], steady: tuple[int, int] | None = None) -> Border:
-    border = find_border(spans, host_work(spans), steady)
+    border = find_alone(spans, steady)
     assert border is not None
     return border
 
@@ -334,11 +339,10 @@ class TestBorder:
         assert not border_of(legacy_steps(3), (50_000_000, 60_000_000)).is_steady
 
     def test_needs_two_forwards_and_host_work_between_them(self) -> None:
-        assert find_border([], [], None) is None
-        one = legacy_steps(1)
-        assert find_border(one, host_work(one), None) is None
+        assert find_alone([]) is None
+        assert find_alone(legacy_steps(1)) is None
         idle_host = [span for span in legacy_steps(3) if span.category is Category.DEVICE]
-        assert find_border(idle_host, [], None) is None
+        assert find_alone(idle_host) is None
 
     def test_reaches_the_page_relative_to_the_first_moment(self) -> None:
         spans = [phase("admit", -5_000_000, -4_999_000), *async_steps(4)]

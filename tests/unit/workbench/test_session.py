@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from engine.errors import CheckpointError, ConfigError, IterationFailedError, MidIterationError, RequestError
 from engine.phases import Order, Phase
 from engine.policy import never_overlap
+from engine.request import SamplingParams
 from tests.unit.workbench.worlds import make_session, oracle, spread_workload, tokens, what_happened
 from workbench.session import Session, SessionError
 
@@ -97,8 +100,12 @@ class TestSubmit:
             session.submit([1], arrival=arrival)
 
     def test_names_an_unknown_sampling_parameter(self) -> None:
-        with make_session() as session, pytest.raises(RequestError, match="max_token"):
-            session.submit([1], max_token=3)
+        with make_session() as session:
+            with pytest.raises(RequestError, match=r"unknown .* 'max_token'; did you mean 'max_tokens'\?") as caught:
+                session.submit([1], max_token=3)
+            assert caught.value.field == "max_token"
+            with pytest.raises(RequestError, match="unknown sampling parameter 'zzz'; known are max_tokens"):
+                session.submit([1], SamplingParams(), zzz=3)
 
     def test_refuses_a_name_that_was_used_and_text_or_chat_without_a_tokenizer(self) -> None:
         with make_session() as session:
@@ -301,6 +308,113 @@ class TestRunUntil:
     def test_run_takes_no_negative_number(self) -> None:
         with make_session() as session, pytest.raises(SessionError, match="at least 0"):
             session.run(-1)
+
+
+class TestRunTo:
+    def test_stands_before_the_phase_of_the_iteration_in_hand(self) -> None:
+        with make_session() as session:
+            session.submit([1], max_tokens=9, ignore_eos=True)
+            session.run(2)
+            session.step_phase()
+
+            taken = session.run_to("resolve")
+
+            assert (taken.iteration, taken.phase, taken.next_phase) == (2, "forward", "resolve")
+
+    def test_runs_nothing_where_it_stands_there_already(self) -> None:
+        with make_session() as session:
+            session.submit([1], max_tokens=9, ignore_eos=True)
+            first = session.run_to(Phase.FORWARD)
+
+            assert replace(session.run_to(Phase.FORWARD), taken_ns=0) == replace(first, taken_ns=0)
+
+    def test_goes_on_to_the_next_iteration_that_has_it(self) -> None:
+        with make_session() as session:
+            session.submit([1], max_tokens=9, ignore_eos=True)
+
+            assert session.run_to("resolve").iteration == 1  # the primer has none
+            session.step_phase()
+            assert session.run_to("resolve").iteration == 2
+
+    def test_iterations_on_the_way_are_not_hand_stepped(self) -> None:
+        with make_session(device="cpu") as session:
+            session.submit([1], max_tokens=9, ignore_eos=True)
+            session.run_to("resolve")
+            session.run()
+
+            assert [bool(record.void_reasons) for record in session.iterations()][:3] == [False, True, False]
+
+    def test_before_a_first_phase_is_between_iterations(self) -> None:
+        with make_session("legacy") as session:
+            session.submit([1], max_tokens=9, ignore_eos=True)
+            session.step_phase()
+
+            taken = session.run_to("admit")
+
+            assert (taken.iteration, taken.iterations_begun) == (None, 1)
+            border = session.step_phase()
+            assert border is not None
+            assert border.phase is Phase.ADMIT
+
+    def test_knows_the_orders_of_a_mode_switch_on_its_way(self) -> None:
+        with make_session() as session:
+            session.submit([1], max_tokens=9, ignore_eos=True)
+            session.run(3)
+            session.mode = "legacy"
+
+            taken = session.run_to("prepare")
+
+            assert (taken.order, taken.phase, taken.mode) == (Order.LEGACY.label, "admit", "legacy")
+
+    def test_does_not_run_through_the_first_iteration_of_a_new_mode(self) -> None:
+        with make_session() as session:
+            session.submit([1], max_tokens=9, ignore_eos=True)
+            session.run(3)
+            session.mode = "legacy"
+            session.step()  # the drain
+
+            assert session.run_to("resolve").iteration == 4
+
+    def test_hands_in_what_arrives_on_the_way(self) -> None:
+        with make_session() as session:
+            session.submit([1], max_tokens=9, arrival=5.0)
+
+            assert session.run_to("forward").rows[0].request_id == "request-0"
+
+    def test_says_when_no_such_phase_comes(self) -> None:
+        with make_session() as session:
+            with pytest.raises(SessionError, match="no admit is to come, and nothing is left to do"):
+                session.run_to("admit")
+            session.submit([1], max_tokens=40, ignore_eos=True)
+            session.run(2)
+            with pytest.raises(SessionError, match="no admit within 3 iterations; raise limit"):
+                session.run_to("admit", limit=3)
+            with pytest.raises(SessionError, match=r"phase must be one of admit, .*; got 'foward'"):
+                session.run_to("foward")
+
+
+class TestAtAPrompt:
+    def test_a_border_says_where_it_stands(self) -> None:
+        with make_session() as session:
+            session.submit([1], max_tokens=9, ignore_eos=True)
+            primer = [repr(session.step_phase()) for _ in range(3)]
+
+            border = session.step_phase()
+
+            assert border is not None
+            assert primer[-1] == "<after forward, the last phase: iteration 0 primer>"
+            assert repr(border) == "<after sample, before resolve: iteration 1 no_overlap>"
+            assert repr(border._replace(side="before")) == "<before sample: iteration 1 no_overlap>"
+            assert repr(border.iteration) == "<Iteration 1 no_overlap: the pending forward holds prefill rows>"
+
+    def test_a_summary_is_the_table(self) -> None:
+        with make_session(device="cpu") as session:
+            session.submit([1], max_tokens=9, ignore_eos=True)
+            session.run()
+            summary = session.summary()
+
+        assert repr(summary) == str(summary)
+        assert re.search(r"^  hidden share +% +[\d.]+$", str(summary), re.MULTILINE)
 
 
 class TestMode:

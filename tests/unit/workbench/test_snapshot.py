@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+import re
+from dataclasses import FrozenInstanceError, replace
 from html.parser import HTMLParser
 
 import pytest
@@ -51,7 +52,7 @@ class TestAtEachBorder:
             admitted, prepared, launched = snapshots_of(session, 3)
 
         assert (queued.iteration, queued.phase, queued.pending, queued.rows) == (None, None, None, ())
-        assert [one.why for one in queued.queue] == ["can be admitted now"] * 2
+        assert [one.why for one in queued.queue] == ["the next admit takes it"] * 2
         assert (admitted.phase, admitted.next_phase, admitted.order) == ("admit", "prepare", Order.PRIMER.label)
         assert admitted.reason == "no forward is pending"
         assert [row.kv_len for row in admitted.rows] == [0, 0]
@@ -220,8 +221,38 @@ class TestShown:
         for shown in (str(taken), page.text):
             for part in ("overlap", "decode rows only", "request-0", "no free row", "23 of 24 free", "oracle", "async"):
                 assert part in shown, part
-        assert "[prepare]" in str(taken)
-        assert repr(taken).startswith("<Snapshot iteration 2")
+        assert "prepare ✓ → [sample] → forward" in str(taken)
+        assert "✓ prepare▸ sampleforward" in page.text
+        assert "✓ done · ▸ next · to come" in page.text
+        assert repr(taken) == str(taken)
+
+    def test_every_phase_is_done_between_iterations(self) -> None:
+        with make_session() as session:
+            session.submit([1, 2], max_tokens=9, ignore_eos=True)
+            session.run(1)
+
+            assert "admit ✓ → prepare ✓ → forward ✓" in str(session.snapshot())
+
+    def test_the_newest_id_and_the_text_have_columns_of_their_own(self) -> None:
+        with make_session() as session:
+            session.submit([1, 2], max_tokens=9, ignore_eos=True)
+            session.run(3)
+            taken = session.snapshot()
+        long = replace(taken.rows[0], newest_token=17, newest_text="a text that is longer than the column is wide")
+
+        shown = str(replace(taken, rows=(long,)))
+
+        assert re.search(r"newest  text +pending", shown)
+        assert re.search(r"  17      …'nger than the column is wide'", shown)
+
+    def test_a_block_names_its_row_in_grey(self) -> None:
+        with make_session() as session:
+            session.submit([[1, 2], [3] * 20], max_tokens=9, ignore_eos=True)
+            session.run(2)
+            page = session.snapshot()._repr_html_()
+
+        cells = re.findall(r"title='block \d+: request-(\d)'[^>]*background:rgba\(128,128,128,[\d.]+\);'>(\d)<", page)
+        assert cells == [("0", "0"), ("1", "1"), ("1", "1")]
 
     def test_a_request_cannot_write_html(self) -> None:
         with make_session() as session:
