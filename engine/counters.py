@@ -40,7 +40,8 @@ class Counters:
     generated_tokens: int = 0
     """Tokens given to requests."""
     sampled_rows: int = 0
-    """Logits rows sampled; generated_tokens plus those whose request had been aborted or failed."""
+    """Logits rows sampled; generated_tokens plus those whose request had been aborted or failed, and those behind a
+    stop string that was only sure later."""
     near_boundary: int = 0
     """Draws or filters within numeric error of a boundary."""
     submitted: int = 0

@@ -37,12 +37,18 @@ class OutputEmitter:
         stopped: list[Request] = []
         for request in iteration.speaking:
             if request.finish_reason is None:
-                if self._guarded(request, self._advance_text):
+                given = len(request.output_ids)
+                has_ended = self._guarded(request, self._advance_text)
+                iteration.new_tokens -= given - len(request.output_ids)  # taken back: behind a stop string
+                if has_ended:
                     stopped.append(request)
                 elif request.stream:
                     self._emit_progress(request, iteration)
         for request in (*iteration.ended, *stopped):
-            iteration.outputs.append(self._last_output(request, iteration.index))
+            given = len(request.output_ids)
+            output = self._last_output(request, iteration.index)
+            iteration.new_tokens -= given - len(request.output_ids)
+            iteration.outputs.append(output)
             self._finished(request)
         return stopped
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +55,17 @@ class Failure:
     error: BaseException
 
 
+@contextmanager
+def _closing_on_error(device: Device | None) -> Iterator[None]:
+    """Stop a device that was made for an engine which then cannot be."""
+    try:
+        yield
+    except BaseException:
+        if device is not None:
+            device.close()
+        raise
+
+
 class Engine:
     """Serves requests on one model. Not thread-safe: call it from one thread.
 
@@ -86,6 +98,16 @@ class Engine:
         self.loaded = loaded
         self.device = device or make_device(self.config.device)
         self.recorder = recorder or Recorder()
+        with _closing_on_error(self.device if device is None else None):
+            self._assemble(loaded, policy, sampler, progress)
+
+    def _assemble(
+        self,
+        loaded: LoadedModel,
+        policy: OrderPolicy,
+        sampler: Sampler | None,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
         self.resolved = resolve_config(self.config, loaded, self.device)
         self.counters = Counters()
         self._intake = Intake(self.resolved, loaded.tokenizer)
@@ -151,11 +173,14 @@ class Engine:
             ConfigError: an option does not fit the model or the machine.
         """
         config = config or EngineConfig()
-        device = device or make_device(config.device)
-        dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-        loaded = load_model(path_or_name, attention=config.attention_backend, dtype=dtype, device=device.torch_device)
-        report = CaptureBar() if progress is True else progress or None
-        return cls(loaded, config, device=device, recorder=recorder, policy=policy, progress=report)
+        made = None if device is not None else make_device(config.device)
+        with _closing_on_error(made):
+            used = device or made
+            assert used is not None
+            dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
+            loaded = load_model(path_or_name, attention=config.attention_backend, dtype=dtype, device=used.torch_device)
+            report = CaptureBar() if progress is True else progress or None
+            return cls(loaded, config, device=used, recorder=recorder, policy=policy, progress=report)
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -456,10 +481,15 @@ class Engine:
         self.table.reset()
         self.pool.reset()
         waiting = set(self.queue.waiting)
+        made = {output.request_id for output in self.controller.undelivered if output.finished}
         back = []
         for request in sorted(self._live.values(), key=lambda request: request.key):
             if request in waiting:
                 continue
+            if request.request_id in made:  # its last output is there, and only its id was not let go of
+                self._forget(request)
+                continue
+            _drop_half_given_token(request)
             if request.finish_reason is None and (end := end_of(request, self.resolved.eos_token_ids)) is not None:
                 request.finish_reason, request.stop_reason = end
             if request.finish_reason is not None:
@@ -525,6 +555,13 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _drop_half_given_token(request: Request) -> None:
+    """An interrupt in the middle of a commit: the token is drawn again, the same, with all that belongs to it."""
+    if request.params.logprobs is not None:
+        given = min(len(request.output_ids), len(request.logprobs))
+        del request.output_ids[given:], request.logprobs[given:]
 
 
 class _Mailboxes:

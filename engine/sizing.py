@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from engine.attention import backend_name
@@ -20,7 +22,7 @@ def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) ->
         ConfigError: a value does not fit the model.
     """
     model = loaded.model
-    dtype = config.dtype if config.dtype != "auto" else ("bfloat16" if device.kind == "cuda" else "float32")
+    dtype = _dtype(config, loaded, device)
     limit = config.max_sequence_length or min(model.max_position, config.max_batch_tokens)
     if limit > model.max_position:
         raise ConfigError(
@@ -37,11 +39,27 @@ def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) ->
         num_blocks=_num_blocks(config, model, limit),
         max_sequence_length=limit,
         vocab_size=loaded.vocab_size,
-        eos_token_ids=loaded.eos_token_ids,
+        # Some checkpoints write -1 for "none": no id, and no index of a logits row either.
+        eos_token_ids=tuple(i for i in loaded.eos_token_ids if 0 <= i < loaded.vocab_size),
         sampling_backend=sampler_name(config.sampling_backend, device.torch_device.type),
         attention_backend=backend_name(config.attention_backend, device.torch_device.type, getattr(torch, dtype)),
         model=loaded.name,
     )
+
+
+def _dtype(config: EngineConfig, loaded: LoadedModel, device: Device) -> str:
+    """The dtype of the loaded weights, which is what is computed in, whatever was asked for when they were loaded."""
+    made_for = next((p.dtype for p in _parameters(loaded.model) if p.is_floating_point()), None)
+    if made_for is None:  # a model without weights
+        return config.dtype if config.dtype != "auto" else ("bfloat16" if device.kind == "cuda" else "float32")
+    name = str(made_for).removeprefix("torch.")
+    if config.dtype not in ("auto", name):
+        raise ConfigError(f"dtype={config.dtype}, but {loaded.name} was loaded in {name}; load it again with that dtype")
+    return name
+
+
+def _parameters(model: Model) -> Iterator[torch.Tensor]:
+    return model.parameters() if isinstance(model, torch.nn.Module) else iter(())
 
 
 def _num_blocks(config: EngineConfig, model: Model, limit: int) -> int:

@@ -236,6 +236,8 @@ class Recorder:
 
     def abandon_iteration(self) -> None:
         """Close the open iteration without a record, after a reset or a failure. Its spans stay, unattributed."""
+        self._stack.clear()  # an interrupt between a span's bookkeeping and its body leaves it open
+        self._phase = _NO_NAME
         if self._open is not None:
             self._close_iteration()
             self.num_abandoned += 1
@@ -396,7 +398,9 @@ class Recorder:
             return True  # overwritten before anyone read it: counted in lost_spans
         columns = self._columns
         slot = number % self._capacity
-        timing: DeviceTiming = columns.extra[slot]
+        timing: DeviceTiming | None = columns.extra[slot]
+        if timing is None:
+            return True  # read before, and an interrupt came before it was noted
         if not timing.done():
             return False
         columns.start[slot] = timing.start_ns

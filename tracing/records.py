@@ -189,7 +189,7 @@ class IterationRecord:
     outputs: int = 0
     """Request outputs made."""
     new_tokens: int = 0
-    """Tokens given to requests."""
+    """Tokens given to requests, less those taken back because a stop string before them became sure."""
     wasted_rows: Mapping[str, int] = field(default_factory=dict)
     """Rows of a launched forward whose request this iteration found to have ended before anybody sampled them.
 

@@ -42,6 +42,8 @@ class TorchSampler:
             near_N = near_N & ~greedy_N & ~bad_N
             if needs.processed_logprobs:
                 scores_NV = left.filtered_scores()
+        elif needs.processed_logprobs:
+            scores_NV = scores_NV - highest_N[:, None]  # rounded as in a batch with drawn rows: the same order of ties
         token_N = torch.where(bad_N, 0, token_N)
         logprobs = _logprobs(scores_NV if needs.processed_logprobs else logits_NV, token_N, needs)
         return Sampled(token_N, bad_N, *logprobs, near_N)
