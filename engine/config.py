@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -17,6 +18,10 @@ GraphSizes = int | Sequence[int] | None
 
 MODES: tuple[str, ...] = get_args(Mode)
 DEFAULT_MODE: Mode = "async"
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_mode(mode: str) -> Mode:
@@ -75,8 +80,9 @@ class EngineConfig:
     ssm_backend: str = "auto"
     """Backend of state-space layers. Not available yet."""
     graphs: GraphSizes = None
-    """Captured forwards: None or 0 = none, a count, -1 = automatic, or a list of token counts.
-    On the CPU devices a graph is a traced and frozen forward of fixed shape, called a bucket."""
+    """Captured forwards: None or 0 = none, a count of sizes, -1 = automatic, or a list of token counts.
+    On the CPU devices a graph is a traced and frozen forward of fixed shape, called a bucket: one for each size, mix of
+    rows (``graph_non_decode``) and power-of-two length of the cache, so name few sizes there."""
     graph_distribution: GraphDistribution = "exponential"
     """How graph sizes are spaced when ``graphs`` is a count."""
     graph_non_decode: bool = True
@@ -137,6 +143,15 @@ class EngineConfig:
             raise ConfigError("dtype=float64 needs attention_backend=torch")
 
     def _check_counts(self) -> None:
+        for name in ("graph_non_decode", "launch_ending_rows", "debug_invariants"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ConfigError(f"seed must be a whole number, got {self.seed!r}")
+        for name in ("kv_cache_gb", "op_sleep_s"):
+            value = getattr(self, name)
+            if value is not None and not _is_finite(value):
+                raise ConfigError(f"{name} must be a finite number, got {value!r}")
         for name in ("block_size", "max_requests", "max_batch_tokens", "num_blocks", "max_sequence_length"):
             value = getattr(self, name)
             if value is None and name in ("num_blocks", "max_sequence_length"):
@@ -147,7 +162,9 @@ class EngineConfig:
             raise ConfigError("num_blocks and kv_cache_gb exclude each other; give one")
         if self.kv_cache_gb is not None and not self.kv_cache_gb > 0:
             raise ConfigError(f"kv_cache_gb must be above 0, got {self.kv_cache_gb!r}")
-        if isinstance(self.graphs, bool) or (isinstance(self.graphs, int) and self.graphs < -1):
+        is_list = isinstance(self.graphs, Sequence)
+        is_count = isinstance(self.graphs, int) and not isinstance(self.graphs, bool) and self.graphs >= -1
+        if not (self.graphs is None or is_list or is_count):
             raise ConfigError(f"graphs must be None, a count, -1 (automatic) or a list of sizes; got {self.graphs!r}")
         if self.graphs is not None and not isinstance(self.graphs, int):
             sizes = tuple(self.graphs)
@@ -185,7 +202,7 @@ class EngineConfig:
             values = yaml.safe_load(text) or {}
         except OSError as error:
             raise ConfigError(f"cannot read config file {path}: {error.strerror or error}") from error
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"config file {path} is not YAML: {error}".replace("\n", " ")) from error
         if not isinstance(values, dict):
             raise ConfigError(f"config file {path} must hold a mapping of options")

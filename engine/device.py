@@ -83,6 +83,7 @@ class Device(ABC):
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
         self.error: BaseException | None = None
+        self.is_closed = False
 
     def host(self, shape: tuple[int, ...] | int, dtype: torch.dtype) -> Tensor:
         """A zeroed host tensor that asynchronous copies may use (pinned where that means something)."""

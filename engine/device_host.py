@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.device import Device, Event, Stream, Timing, TracedForwards, Work
+from engine.errors import DeviceError
 
 
 class HostTiming(Timing):
@@ -61,15 +62,20 @@ class _HostEvent(Event):
         self._flag.wait()
 
 
-def run_work(device: Device, work: Work, timing: HostTiming | None, sleep_s: float) -> None:
-    """Run ``work`` now, unless the device has failed; keep the first error like a sticky CUDA error."""
+def run_work(
+    device: Device, work: Work, timing: HostTiming | None, sleep_s: float, kept: type[BaseException] = BaseException
+) -> None:
+    """Run ``work`` now, unless the device has failed; keep the first error like a sticky CUDA error.
+
+    What is not ``kept`` is raised at once: on the caller's thread an interrupt is the caller's own.
+    """
     start_ns = time.perf_counter_ns()
     if device.error is None:
         try:
             if sleep_s > 0.0:
                 time.sleep(sleep_s)
             work()
-        except BaseException as error:  # kept and raised at the next wait, on the host's thread
+        except kept as error:  # raised at the next wait, on the host's thread
             device.error = error
     if timing is not None:
         timing._start_ns = start_ns
@@ -86,7 +92,7 @@ class InlineStream(Stream):
     def launch(self, work: Work, *, timed: bool = False, sleep_s: float = 0.0) -> Timing | None:
         timing = HostTiming() if timed else None
         with torch.inference_mode():
-            run_work(self._device, work, timing, sleep_s)
+            run_work(self._device, work, timing, sleep_s, kept=Exception)
         return timing
 
     def record(self) -> Event:
@@ -128,15 +134,22 @@ class ThreadStream(Stream):
         self.worker = Worker(name, self._queue, num_threads)
 
     def launch(self, work: Work, *, timed: bool = False, sleep_s: float = 0.0) -> Timing | None:
+        self._require_open()
         timing = HostTiming() if timed else None
         device, closing = self._device, self.worker.closing
         self._queue.put(lambda: None if closing.is_set() else run_work(device, work, timing, sleep_s))
         return timing
 
     def record(self) -> Event:
+        self._require_open()
         event = _HostEvent(self._device)
         self._queue.put(event.set)
         return event
+
+    def _require_open(self) -> None:
+        """Nobody would ever run what is queued behind the worker's end, and a wait for it would never return."""
+        if self._device.is_closed:
+            raise DeviceError(f"the {self._device.kind} device is closed")
 
     def wait_for(self, event: Event) -> None:
         assert isinstance(event, _HostEvent)
@@ -211,6 +224,7 @@ class ThreadDevice(Device):
         return made[0]
 
     def close(self) -> None:
+        self.is_closed = True
         self._finalizer()
 
 

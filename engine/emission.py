@@ -36,7 +36,7 @@ class OutputEmitter:
         """Fill ``iteration.outputs``; returns requests that end here and still hold a row."""
         stopped: list[Request] = []
         for request in iteration.speaking:
-            if request.finish_reason is None:
+            if request.finish_reason is None and not request.abort_requested:
                 given = len(request.output_ids)
                 has_ended = self._guarded(request, self._advance_text)
                 iteration.new_tokens -= given - len(request.output_ids)  # taken back: behind a stop string
@@ -46,7 +46,7 @@ class OutputEmitter:
                     self._emit_progress(request, iteration)
         for request in (*iteration.ended, *stopped):
             given = len(request.output_ids)
-            output = self._last_output(request, iteration.index)
+            output = self.last_output(request, iteration.index)
             iteration.new_tokens -= given - len(request.output_ids)
             iteration.outputs.append(output)
             self._finished(request)
@@ -123,7 +123,8 @@ class OutputEmitter:
             request.detokenizer.finish()
             self._take_text(request)
 
-    def _last_output(self, request: Request, iteration: int) -> RequestOutput:
+    def last_output(self, request: Request, iteration: int) -> RequestOutput:
+        """The output that ends it, its text complete; ``finish_reason`` must be set."""
         self._guarded(request, self._finish_text)
         request.timings = replace(request.timings, finished_ns=time.perf_counter_ns(), finished_iteration=iteration)
         return self._output(request, request.finish_reason, len(request.output_ids))

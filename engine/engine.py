@@ -23,7 +23,7 @@ from engine.config import EngineConfig, Mode, check_mode
 from engine.controller import Border, Controller, Iteration
 from engine.counters import Counters
 from engine.device import Device, make_device
-from engine.emission import OutputEmitter, make_output
+from engine.emission import OutputEmitter
 from engine.errors import DeviceError, EngineError, IterationFailedError, MidIterationError, RequestError
 from engine.intake import Intake, Prompt
 from engine.invariants import check_border
@@ -127,13 +127,14 @@ class Engine:
             recorder=self.recorder,
         )
         self.runner.capture(loaded.buckets, progress)
+        self._emitter = OutputEmitter(loaded.tokenizer, self.resolved.eos_token_ids, self._forget)
         self.controller = Controller(
             resolved=self.resolved,
             table=self.table,
             pool=self.pool,
             runner=self.runner,
             queue=self.queue,
-            emitter=OutputEmitter(loaded.tokenizer, self.resolved.eos_token_ids, self._forget),
+            emitter=self._emitter,
             counters=self.counters,
             recorder=self.recorder,
             policy=policy,
@@ -205,7 +206,9 @@ class Engine:
 
         Raises:
             RequestError: it cannot be served; ``field`` names the fault. Nothing was changed.
+            EngineError: the engine is closed.
         """
+        self._require_open()
         request = self._check_request(prompt, params or SamplingParams(), request_id, stream)
         self._next_key += 1
         self._live[request.request_id] = request
@@ -237,6 +240,11 @@ class Engine:
             iteration=self.controller.next_index,
             live=self._live,
         )
+
+    @property
+    def live_ids(self) -> frozenset[str]:
+        """Ids in use: of requests that still owe their last output."""
+        return frozenset(self._live)
 
     def _forget(self, request: Request) -> None:
         """Its last output is being made: the id is free again."""
@@ -293,10 +301,18 @@ class Engine:
         border = self._border
         return border.phase if border is not None and border.side == "before" else None
 
-    def _start(self) -> bool:
-        """Have an iteration in hand, standing before its next phase; False when there is nothing to do."""
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    def _require_open(self) -> None:
         if self._closed:
             raise EngineError("the engine is closed; make a new one")
+
+    def _start(self) -> bool:
+        """Have an iteration in hand, standing before its next phase; False when there is nothing to do."""
+        self._require_open()
         if self.failure is not None:
             phase = self.failure.phase.value if self.failure.phase else "between phases"
             raise IterationFailedError(
@@ -476,6 +492,7 @@ class Engine:
         Requests keep the tokens they have; those whose last token ends them end. The tokens that follow are the
         same, since a draw depends on seed and position only.
         """
+        self._require_open()
         self._quiesce()
         self.controller.drop_pending()
         self.table.reset()
@@ -510,11 +527,11 @@ class Engine:
         Returns:
             The last output of each live request, finish reason "abort"; before them what a failed iteration had made.
         """
+        self._require_open()
         self._quiesce()
         self.controller.drop_pending()
         self.controller.unemitted.clear()
         self.controller.mode = self.controller.wanted_mode
-        self.controller.next_index = 0
         self.queue.clear()
         self.table.reset()
         self.pool.reset()
@@ -522,8 +539,9 @@ class Engine:
         for request in list(self._live.values()):
             request.finish_reason = "abort"
             request.state = RequestState.FINISHED
+            outputs.append(self._emitter.last_output(request, self.controller.next_index))
             self._forget(request)
-            outputs.append(make_output(request, "abort", len(request.output_ids)))
+        self.controller.next_index = 0
         self._deliver(outputs)
         self.counters.reset()
         self.failure = None

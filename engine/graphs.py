@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.batch import BatchDimensions, BatchShape
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 
 
 def graph_sizes(largest: int, count: int, distribution: str) -> list[int]:
@@ -67,6 +68,13 @@ def graph_list(config: EngineConfig, max_sequence_length: int) -> list[BatchDime
     dims = {BatchDimensions(num_tokens=size, num_prefill=0, num_decode=size) for size in decode_sizes}
     if config.graph_non_decode:
         dims |= _mixed_graphs(config, max_sequence_length)
+    if not isinstance(config.graphs, int):
+        unused = sorted(set(config.graphs) - {one.num_tokens for one in dims})
+        if unused:
+            raise ConfigError(
+                f"graphs: no forward can have {', '.join(map(str, unused))} tokens with max_requests={rows}, "
+                f"max_batch_tokens={config.max_batch_tokens}, graph_non_decode={config.graph_non_decode}"
+            )
     return sorted(dims)
 
 

@@ -88,6 +88,10 @@ class Intake:
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 raise refuse(f"model {self._resolved.model} has no tokenizer; give token ids instead of text")
+            try:
+                prompt.encode("utf-8")
+            except UnicodeEncodeError as error:  # half of a surrogate pair, as JSON can hold it
+                raise refuse(f"it is no Unicode text: {error}") from error
             ids: Sequence[Any] = self._tokenizer.encode(prompt)
         elif isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
             raise refuse(f"expected text or a list of token ids, got {type(prompt).__name__}")

@@ -254,8 +254,6 @@ class Request:
     logprobs: list[dict[int, float]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, float] | None] = field(default_factory=list)
     abort_requested: bool = False
-    stop_hit: bool = False
-    """A stop string was found: leaves at the next resolve, what it samples until then is dropped."""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0

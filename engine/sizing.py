@@ -54,7 +54,9 @@ def _dtype(config: EngineConfig, loaded: LoadedModel, device: Device) -> str:
         return config.dtype if config.dtype != "auto" else ("bfloat16" if device.kind == "cuda" else "float32")
     name = str(made_for).removeprefix("torch.")
     if config.dtype not in ("auto", name):
-        raise ConfigError(f"dtype={config.dtype}, but {loaded.name} was loaded in {name}; load it again with that dtype")
+        raise ConfigError(
+            f"dtype={config.dtype}, but {loaded.name} was loaded in {name}; load it again with that dtype"
+        )
     return name
 
 

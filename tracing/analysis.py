@@ -291,10 +291,6 @@ def _wasted_rows(records: Sequence[IterationRecord]) -> WastedRows:
     return WastedRows(by_cause=_by_count(by_cause), total=total, consumed_rows=rows, share=_ratio(total, rows))
 
 
-def _goes_on(last: IterationRecord, record: IterationRecord) -> bool:
-    return record.iteration == last.iteration + 1 and last.num_waiting + last.num_active > 0
-
-
 def _meets(request: RequestRecord, void: Sequence[Interval]) -> bool:
     """Whether a void iteration ran while the request lived."""
     if not void:

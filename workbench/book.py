@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from engine.emission import make_output
 from engine.engine import Engine
 from engine.errors import RequestError
 from engine.intake import Intake
@@ -59,6 +60,14 @@ class RequestBook:
     def _draft(self, wish: Wish, number: int) -> Submission:
         spec = wish.spec
         request_id = wish.request_id if wish.request_id is not None else f"request-{number}"
+        if wish.request_id is None and request_id in self._engine.live_ids:
+            request_id = f"session-{request_id}"
+        if request_id in self._engine.live_ids and request_id not in self._submissions:
+            raise RequestError(
+                f"request_id {request_id!r} is in use by a request handed to the engine itself; take another",
+                field="request_id",
+                request_id=request_id,
+            )
         if request_id in self._submissions:
             raise RequestError(
                 f"request_id {request_id!r} was used in this session; take another, or reset()", field="request_id"
@@ -95,12 +104,14 @@ class RequestBook:
         self._submissions[submission.request_id] = submission
         self._next_number = max(self._next_number, submission.number + 1)
 
-    def hand_in(self, submission: Submission) -> None:
-        """Give a request that has arrived to the engine."""
+    def hand_in(self, submission: Submission, *, late_ns: int = 0) -> None:
+        """Give a request that arrived ``late_ns`` ago to the engine."""
         self._engine.add_request(
             submission.prompt_ids, submission.params, request_id=submission.request_id, stream=submission.stream
         )
-        self._requests[submission.request_id] = self._engine.queue.waiting[-1]
+        request = self._engine.queue.waiting[-1]
+        request.timings = replace(request.timings, arrival_ns=request.timings.arrival_ns - late_ns)
+        self._requests[submission.request_id] = request
 
     def withdraw(self, submission: Submission) -> None:
         """End a request that has not arrived."""
@@ -122,6 +133,8 @@ class RequestBook:
     def keep(self, outputs: Iterable[RequestOutput]) -> None:
         """Keep what an iteration gave out."""
         for output in outputs:
+            if output.request_id not in self._submissions:
+                continue  # handed to the engine itself
             self._outputs[output.request_id] = output
 
     def outputs(self) -> dict[str, RequestOutput]:
@@ -134,7 +147,11 @@ class RequestBook:
         output, request = self._outputs.get(request_id), self._requests.get(request_id)
         if output is not None and (output.finished or request is None):
             return output
-        return None if request is None else self._so_far(request)
+        if request is None:
+            return None
+        if request.timings.finished_ns is not None:  # somebody else drove the engine, as engine.stream does
+            return make_output(request, request.finish_reason, len(request.output_ids))
+        return self._so_far(request)
 
     def _so_far(self, request: Request) -> RequestOutput:
         params = request.params
@@ -164,7 +181,7 @@ class RequestBook:
         return [self._record(request, watch) for request in self._requests.values()]
 
     def _record(self, request: Request, watch: BorderWatch) -> RequestRecord:
-        timings, output = request.timings, self._outputs.get(request.request_id)
+        timings, output = request.timings, self.output(request.request_id)
         return RequestRecord(
             request_id=request.request_id,
             arrival_ns=timings.arrival_ns,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tracing.analysis import measured_windows
 from tracing.intervals import Interval, gaps, intersect, merge, subtract
 from tracing.records import COMPUTE_LANE, BatchInfo, Category, GraphUse, IterationRecord, Span
 from workbench.report_border import Border
@@ -79,9 +80,14 @@ def run_data(
         "lanes": {lane: _columns(members, origin, names) for lane, members in lanes.items()},
         "hidden": _flat(intersect(work, compute), origin),
         "exposed": _flat(subtract(work, compute), origin) if compute else [],
-        "bubbles": _flat(gaps(compute), origin),
+        "bubbles": _flat(_bubbles(records, compute), origin),
         "names": list(names),
     }
+
+
+def _bubbles(records: Sequence[IterationRecord], compute: Sequence[Interval]) -> list[Interval]:
+    """As ``docs/metrics.md`` counts them: an engine without work has none."""
+    return [gap for window in measured_windows(records) for gap in gaps(intersect([window], compute))]
 
 
 def host_work(spans: Iterable[Span]) -> list[Interval]:

@@ -277,7 +277,9 @@ class Session:
 
     def _hand_in_due(self, now: float) -> None:
         for submission in self._arrivals.take_due(now):
-            self._book.hand_in(submission)
+            # An iteration was running when it came: that wait is part of its queue delay and TTFT.
+            late_s = now - submission.arrival if self.clock.unit == "s" else 0.0
+            self._book.hand_in(submission, late_ns=int(late_s * 1e9))
 
     @property
     def finished(self) -> bool:
@@ -406,7 +408,7 @@ class Session:
 
     def _settle(self) -> None:
         """At the end of a run, let the last copies' times be known."""
-        if self.finished and self.last_failure is None:
+        if self.finished and self.last_failure is None and not self.engine.is_closed:
             self.engine.device.synchronize()
 
     def clear_trace(self) -> None:

@@ -257,6 +257,9 @@ def _spec(entry: dict[str, Any], where: str) -> RequestSpec:
         raise WorkloadError(f"{where}: arrival must be a number of at least 0, got {arrival!r}")
     if not isinstance(params, dict):
         raise WorkloadError(f"{where}: params must be an object of sampling parameters, got {params!r}")
+    bias = params.get("logit_bias")
+    if isinstance(bias, dict):  # JSON knows no keys but strings
+        params = {**params, "logit_bias": {int(key) if key.isdecimal() else key: value for key, value in bias.items()}}
     try:
         sampling = SamplingParams(**params)
     except (TypeError, EngineError) as error:

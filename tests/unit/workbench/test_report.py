@@ -185,7 +185,7 @@ class TestEngineNames:
 class TestRunData:
     def test_hidden_exposed_and_bubbles_are_stretches_of_start_and_length(self) -> None:
         spans = [phase("prepare", 100, 140), device("forward", 120, 160), device("sample", 180, 190)]
-        data = run_data(spans, [], initial_views([[]])[0])
+        data = run_data(spans, [record(0, 100, 200)], initial_views([[]])[0])
         assert data["hidden"] == [20, 20]
         assert data["exposed"] == [0, 20]
         assert data["bubbles"] == [60, 20]
