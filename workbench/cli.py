@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -38,7 +39,8 @@ examples:
   workbench compare --model smollm2 --workload fixed:requests=16,input=64,output=32 --device cpu
   workbench compare --model oracle --workload fixed:requests=8,input=20,output=16,arrive=2 --legs legacy,async
   workbench compare --model shape:tiny --repeats 3 --report runs/tiny.html
-exit status: 0 if outputs agree (equal, or apart by rounding alone), 1 if they are DIFFERENT, 2 for a wrong call
+exit status: 0 if outputs agree (equal, or apart by rounding alone), 1 if they are DIFFERENT or a request failed,
+2 for a wrong call
 """
 
 
@@ -54,6 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (EngineError, UsageError) as error:
         print("workbench: error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read us has gone; say nothing at exit
+        return 1
     except KeyboardInterrupt:
         print("workbench: interrupted", file=sys.stderr)
         return 130
@@ -160,6 +165,7 @@ def _run(args: argparse.Namespace) -> int:
     from workbench.workloads import parse_workload
 
     config = config_from(args)
+    _check_report(args.report)
     with _only_json(args.json) as out:
         loaded = load_for(config, args.model)
         workload = parse_workload(args.workload, vocab_size=loaded.vocab_size)
@@ -184,6 +190,7 @@ def _compare(args: argparse.Namespace) -> int:
     from workbench.workloads import parse_workload
 
     config = config_from(args)
+    _check_report(args.report)
     with _only_json(args.json) as out:
         loaded = load_for(config, args.model)
         workload = parse_workload(args.workload, vocab_size=loaded.vocab_size)
@@ -209,7 +216,8 @@ def _compare(args: argparse.Namespace) -> int:
             print(comparison, file=out)
             if args.repeats == 1:
                 print("1 run a leg: times vary by several per cent; use --repeats 5", file=out)
-    return 0 if comparison.outputs_match else 1
+    has_failed = any(output.finish_reason == "error" for run in comparison.runs for output in run.outputs)
+    return 0 if comparison.outputs_match and not has_failed else 1
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -290,6 +298,18 @@ def _endings(outputs: Sequence[Any]) -> str:
         shown = repr(output.text) if output.text else " ".join(map(str, output.token_ids))
         lines.append(f"{output.request_id}: {len(output.token_ids)} tokens, {output.finish_reason}: {shown[:90]}")
     return "\n".join(lines)
+
+
+def _check_report(path: str | None) -> None:
+    """Refuse a report that cannot be written, before the run and not after it."""
+    if path is None:
+        return
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with Path(path).open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise UsageError(f"--report {path} cannot be written: {error.strerror or error}") from error
 
 
 def _write_report(path: str, views: Any, title: str, notes: Sequence[str], *, repeats: int = 1) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +95,21 @@ def eos_ids(*sources: Mapping[str, Any]) -> tuple[int, ...]:
                 raise CheckpointError(f"eos_token_id must be an id or a list of ids, got {value!r}")
             found[token_id] = None
     return tuple(found)
+
+
+_DAMAGE = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError, UnicodeError, RuntimeError)
+
+
+@contextmanager
+def damaged(what: str) -> Iterator[None]:
+    """Turn what a parser trips over in a damaged file into a CheckpointError that names ``what`` was read."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except _DAMAGE as error:
+        raise CheckpointError(f"{what} is damaged ({type(error).__name__}: {error})") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # the tokenizers library's way to fail
+            raise
+        raise CheckpointError(f"{what} is damaged ({error})") from error

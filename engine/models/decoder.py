@@ -18,6 +18,7 @@ from engine.attention.base import Attention
 from engine.batch import ForwardBatch
 from engine.kernels import Kernels, make_kernels
 from engine.models.base import LayerCache, PagedState
+from engine.models.checkpoint import damaged
 from engine.models.decoder_config import DecoderConfig
 from engine.models.rope import inverse_frequencies
 from engine.models.weights import fill_weights
@@ -179,7 +180,9 @@ class DecoderModel(nn.Module):
         cls, config: Mapping[str, Any], *, attention: Attention, **placement: Unpack[Placement]
     ) -> DecoderModel:
         """Build with uninitialised weights from a parsed ``config.json``; CheckpointError if it cannot be."""
-        return cls(DecoderConfig.from_checkpoint(config), attention=attention, **placement)
+        with damaged("its configuration"):
+            parsed = DecoderConfig.from_checkpoint(config)
+        return cls(parsed, attention=attention, **placement)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a checkpoint's tensors in; CheckpointError names what is missing, unexpected or misshapen."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.attention import make_attention
 from engine.errors import CheckpointError
 from engine.models.base import Model
-from engine.models.checkpoint import eos_ids, iter_folder_weights, read_json
+from engine.models.checkpoint import damaged, eos_ids, iter_folder_weights, read_json
 from engine.models.decoder_config import architecture_of
 from engine.models.gguf_file import GGUFFile
 from engine.models.registry import model_class
@@ -140,18 +140,22 @@ def _load_folder(path: Path, name: str, **options: Unpack[LoadOptions]) -> Loade
     with _naming(path):
         config = read_json(path / "config.json")
         model = _build(config, lambda model: model.load_weights(iter_folder_weights(path)), **options)
-        tokenizer = Tokenizer.from_folder(path)
+        with damaged("its tokenizer"):
+            tokenizer = Tokenizer.from_folder(path)
         generation = path / "generation_config.json"
-        ends = eos_ids(read_json(generation) if generation.is_file() else {}, config)
+        with damaged("an eos_token_id of its configuration"):
+            ends = eos_ids(read_json(generation) if generation.is_file() else {}, config)
     return _loaded(model, tokenizer, name, ends, config)
 
 
 def _load_gguf(path: Path, name: str, **options: Unpack[LoadOptions]) -> LoadedModel:
     with _naming(path):
         file = GGUFFile(path)
-        config = file.config()
+        with damaged("its metadata"):
+            config = file.config()
         model = _build(config, lambda model: model.load_weights(file.iter_weights()), **options)
-        tokenizer = Tokenizer.from_gguf(file.tokenizer_metadata())
+        with damaged("its tokenizer"):
+            tokenizer = Tokenizer.from_gguf(file.tokenizer_metadata())
     return _loaded(model, tokenizer, name, (), config)
 
 
