@@ -36,13 +36,13 @@ class OutputEmitter:
         """Fill ``iteration.outputs``; returns requests that end here and still hold a row."""
         stopped: list[Request] = []
         for request in iteration.speaking:
-            if request.finish_reason is None and not request.abort_requested:
+            if request.finish_reason is None:
                 given = len(request.output_ids)
                 has_ended = self._guarded(request, self._advance_text)
                 iteration.new_tokens -= given - len(request.output_ids)  # taken back: behind a stop string
                 if has_ended:
                     stopped.append(request)
-                elif request.stream:
+                elif request.stream and not request.abort_requested:
                     self._emit_progress(request, iteration)
         for request in (*iteration.ended, *stopped):
             given = len(request.output_ids)
