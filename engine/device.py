@@ -8,6 +8,7 @@ an event recorded behind the work is done, and functions must not wait for anyth
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
@@ -111,6 +112,10 @@ class Device(ABC):
         inside launched work only. The CPU devices look in ``traced`` for a forward of the same shapes first and leave
         theirs there, since a trace's memory is never given back by torch.
         """
+
+    def memory_bytes(self) -> int:
+        """Memory of the machine that holds this device's tensors, in use or not."""
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
     def active(self) -> AbstractContextManager[None]:
         """Entered around each phase: work launched on the compute stream then costs the host less. May be nothing."""

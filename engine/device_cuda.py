@@ -162,6 +162,9 @@ class CudaDevice(Device):
         event.synchronize()
         return event, (before_ns + time.perf_counter_ns()) // 2
 
+    def memory_bytes(self) -> int:
+        return int(torch.cuda.get_device_properties(self.torch_device).total_memory)
+
     def active(self) -> AbstractContextManager[None]:
         return self._active
 

@@ -36,7 +36,7 @@ def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) ->
     return ResolvedConfig(
         config=config,
         dtype=dtype,
-        num_blocks=_num_blocks(config, model, limit),
+        num_blocks=_checked_blocks(_num_blocks(config, model, limit), config, model, device),
         max_sequence_length=limit,
         vocab_size=loaded.vocab_size,
         # Some checkpoints write -1 for "none": no id, and no index of a logits row either.
@@ -77,3 +77,14 @@ def _num_blocks(config: EngineConfig, model: Model, limit: int) -> int:
             f"kv_cache_gb={config.kv_cache_gb} holds no block of {block_bytes} bytes; raise it or lower block_size"
         )
     return affordable
+
+
+def _checked_blocks(num_blocks: int, config: EngineConfig, model: Model, device: Device) -> int:
+    """``num_blocks`` if a machine like this could hold them at all; what else is in its memory is not looked at."""
+    size = (num_blocks + 1) * config.block_size * sum(state.bytes_per_token() for state in model.cache_layout())
+    if size > device.memory_bytes():
+        raise ConfigError(
+            f"a KV pool of {num_blocks} blocks of {config.block_size} tokens takes {size / 2**30:,.1f} GiB, there are "
+            f"{device.memory_bytes() / 2**30:,.1f}; lower num_blocks, kv_cache_gb or block_size"
+        )
+    return num_blocks

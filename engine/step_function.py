@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.batch import BatchShape, ForwardBatch
 from engine.device import Device
+from engine.errors import ConfigError
 from engine.models.base import LayerCache, Model
 
 FROM_SAMPLE = -1
@@ -57,11 +58,23 @@ def _grouped(flat: Sequence[Tensor], sizes: Sequence[int]) -> list[LayerCache]:
 
 
 def make_caches(model: Model, device: Device, num_blocks: int, block_size: int) -> list[LayerCache]:
-    """Zeroed cache tensors of every layer, [num_blocks, block_size, *per-token shape]."""
-    return [
-        tuple(
-            device.zeros((num_blocks, block_size, *shape), dtype)
-            for shape, dtype in zip(state.shapes, state.dtypes, strict=True)
-        )
-        for state in model.cache_layout()
-    ]
+    """Zeroed cache tensors of every layer, [num_blocks, block_size, *per-token shape].
+
+    Raises:
+        ConfigError: they do not fit the device's memory.
+    """
+    states = model.cache_layout()
+    try:
+        return [
+            tuple(
+                device.zeros((num_blocks, block_size, *shape), dtype)
+                for shape, dtype in zip(state.shapes, state.dtypes, strict=True)
+            )
+            for state in states
+        ]
+    except (RuntimeError, MemoryError) as error:  # torch's allocators raise RuntimeError, or a subclass on CUDA
+        gib = num_blocks * block_size * sum(state.bytes_per_token() for state in states) / 2**30
+        raise ConfigError(
+            f"a KV pool of {num_blocks} blocks of {block_size} tokens takes {gib:,.1f} GiB, which cannot be had here; "
+            "lower num_blocks, kv_cache_gb, block_size or max_requests"
+        ) from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import sys
@@ -46,6 +47,9 @@ exit status: 0 if outputs agree (equal, or apart by rounding alone), 1 if they a
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without µ still gets its table
     try:
         args, rest = _parser().parse_known_args(argv)
         command: Command = args.command
@@ -59,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # whoever read us has gone; say nothing at exit
         return 1
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        print(f"workbench: error: cannot use{where}: {error.strerror or error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("workbench: interrupted", file=sys.stderr)
         return 130

@@ -81,7 +81,7 @@ class Comparison:
     def verdict_text(self) -> str:
         """One line on the outputs."""
         counts = ", ".join(f"{count} {name}" for name, count in self.verdict_counts.items() if count)
-        return f"outputs of {len(self.verdicts)} requests in {len(self.runs)} legs: {counts}"
+        return f"ids and ends of {len(self.verdicts)} requests in {len(self.runs)} legs: {counts}"
 
     def table(self) -> str:
         """The legs side by side, one row a metric."""

@@ -83,7 +83,7 @@ class TestCompare:
 
         out = capsys.readouterr().out
         assert "async without overlap" in out
-        assert "outputs of 3 requests in 3 legs: 3 equal" in out
+        assert "ids and ends of 3 requests in 3 legs: 3 equal" in out
         assert "1 run a leg: times vary by several per cent; use --repeats 5" in out
 
     def test_of_several_repeats_says_nothing_of_single_runs(self, capsys: pytest.CaptureFixture[str]) -> None:

@@ -168,3 +168,13 @@ class TestUserErrors:
     def test_a_graph_size_that_can_never_be_used_is_refused(self) -> None:
         with pytest.raises(ConfigError, match="5000"):
             Engine(oracle(), EngineConfig(graphs=[5000], device="inline", **SMALL))
+
+    def test_a_pool_beyond_all_memory_is_one_clear_error(self) -> None:
+        with pytest.raises(ConfigError, match=r"takes .* GiB"):
+            Engine(oracle(), EngineConfig(num_blocks=10**14, device="inline", **SMALL))
+
+    def test_a_folder_that_cannot_be_made_is_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
+        status = main(["bench", "--only", "host", "--quick", "--out", "/proc/none"])
+
+        assert status == 2
+        assert capsys.readouterr().err.strip().splitlines()[-1].startswith("workbench: error: ")
