@@ -106,7 +106,7 @@ def run_demo(
         [Leg(name="legacy", mode="legacy"), Leg(name="async", mode="async")],
         model=loaded,
         config=config,
-        warmup=0,
+        warmup=1 if device == "cuda" else 0,  # its kernels load, or compile, when they are first used
         on_run=lambda name, session: _begin_leg(name, session, workload.requests[0], say),
     )
     summaries = {run.name: run.summary for run in comparison.runs}
