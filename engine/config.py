@@ -116,7 +116,8 @@ class EngineConfig:
     seed: int = 0
     """Seeds requests that bring none: request number k samples with a hash of (seed, k)."""
     op_sleep_s: float = 0.0
-    """CPU devices only: extra seconds each forward takes on the device, for overlap studies."""
+    """CPU devices only: extra seconds each forward takes on the device, for overlap studies. For other work, pass
+    ``ThreadDevice(op_sleep_s={"sample": 0.001})`` to the engine."""
 
     def __post_init__(self) -> None:
         check_mode(self.mode)

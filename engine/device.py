@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, MutableMapping
+from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
@@ -85,6 +85,8 @@ class Device(ABC):
         self.torch_device = torch_device
         self.error: BaseException | None = None
         self.is_closed = False
+        self.op_sleep_s: Mapping[str, float] = {}
+        """CPU devices: seconds each piece of work of a name (publish, forward, sample, fetch, compact) takes longer."""
 
     def host(self, shape: tuple[int, ...] | int, dtype: torch.dtype) -> Tensor:
         """A zeroed host tensor that asynchronous copies may use (pinned where that means something)."""

@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -105,13 +105,18 @@ class InlineStream(Stream):
 
 
 class InlineDevice(Device):
-    """No concurrency at all: a debugger sees launched work as an ordinary call; timings show no overlap."""
+    """No concurrency at all: a debugger sees launched work as an ordinary call; timings show no overlap.
+
+    Args:
+        op_sleep_s: Seconds that work of a name takes longer, see :attr:`Device.op_sleep_s`.
+    """
 
     kind: Literal["cpu", "inline", "cuda"] = "inline"
     graph_label: Literal["bucket", "CUDA graph"] = "bucket"
 
-    def __init__(self) -> None:
+    def __init__(self, op_sleep_s: Mapping[str, float] | None = None) -> None:
         super().__init__(torch.device("cpu"))
+        self.op_sleep_s = dict(op_sleep_s or {})
         self.compute = InlineStream("compute", self)
         self.copy = InlineStream("copy", self)
 
@@ -197,13 +202,17 @@ class ThreadDevice(Device):
 
     While at least one lives, Python's switch interval is 0.1 ms: with the default 5 ms the worker waits that long for
     the interpreter each time the scheduler does not let go, and nothing overlaps.
+
+    Args:
+        op_sleep_s: Seconds that work of a name takes longer, see :attr:`Device.op_sleep_s`.
     """
 
     kind: Literal["cpu", "inline", "cuda"] = "cpu"
     graph_label: Literal["bucket", "CUDA graph"] = "bucket"
 
-    def __init__(self) -> None:
+    def __init__(self, op_sleep_s: Mapping[str, float] | None = None) -> None:
         super().__init__(torch.device("cpu"))
+        self.op_sleep_s = dict(op_sleep_s or {})
         num_threads = max(1, (os.cpu_count() or 2) - 1)
         compute = ThreadStream("compute", self, num_threads)
         copy = ThreadStream("copy", self, 1)

@@ -86,6 +86,7 @@ class Runner:
         device.synchronize()  # weights and buffers were filled on other streams
 
     def _launch(self, stream: Stream, name: str, work: Callable[[], None], sleep_s: float = 0.0) -> None:
+        sleep_s += self.device.op_sleep_s.get(name, 0.0)
         timing = stream.launch(work, timed=self.recorder.enabled, sleep_s=sleep_s)
         if timing is not None:
             self.recorder.device(name, stream.name, self.iteration, timing)

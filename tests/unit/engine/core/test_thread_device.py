@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.config import EngineConfig
 from engine.controller import Border, Iteration
 from engine.counters import Counters
-from engine.device_host import ThreadDevice, _HostEvent
+from engine.device_host import InlineDevice, ThreadDevice, _HostEvent
+from engine.engine import Engine
 from engine.errors import DeviceError
-from engine.models.loader import LoadedModel
+from engine.models.loader import LoadedModel, load_model
 from engine.phases import Order, Phase, Reason
 from engine.request import SamplingParams
 from engine.resolution import commit_results
@@ -280,3 +282,21 @@ class TestThreadDevice:
         for thread in threads:
             thread.join(timeout=5.0)
             assert not thread.is_alive()
+
+    @pytest.mark.parametrize("make", [ThreadDevice, InlineDevice])
+    def test_can_sleep_in_any_operation(self, make: type[ThreadDevice] | type[InlineDevice]) -> None:
+        """A lower bound on a span, so no slow machine can fail it."""
+        loaded = load_model("oracle", device=torch.device("cpu"))
+        device = make(op_sleep_s={"sample": 0.004, "fetch": 0.002})
+        config = EngineConfig(device=device.kind, max_sequence_length=64, max_batch_tokens=64)
+        with Engine(loaded, config, device=device) as engine:
+            engine.generate([[1, 2]], SamplingParams(max_tokens=3, temperature=0, ignore_eos=True), progress=False)
+            device.synchronize()
+            spans = engine.recorder.spans()
+
+        device_spans = [span for span in spans if span.lane != "host"]
+        lengths = {
+            name: [span.duration_ns for span in device_spans if span.name == name] for name in ("sample", "fetch")
+        }
+        assert min(lengths["sample"]) >= 4_000_000
+        assert min(lengths["fetch"]) >= 2_000_000
