@@ -414,13 +414,12 @@ class Engine:
             RequestError: at the call, not at the first output.
         """
         request_id = self.add_request(prompt, params, stream=True)
-        return self._stream(request_id, self._mailbox([request_id]))
+        return self._stream(self._mailbox([request_id]))
 
-    def _stream(self, request_id: str, mailbox: _Mailboxes) -> Iterator[RequestOutput]:
+    def _stream(self, mailbox: _Mailboxes) -> Iterator[RequestOutput]:
         with mailbox as boxes:
             while True:
-                while boxes[request_id]:
-                    output = boxes[request_id].popleft()
+                for output in _empty(boxes):
                     yield output
                     if output.finished:
                         return
@@ -429,13 +428,12 @@ class Engine:
     def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
         """:meth:`stream` for an event loop: several may run at once, and others get a turn after each step."""
         request_id = self.add_request(prompt, params, stream=True)
-        return self._astream(request_id, self._mailbox([request_id]))
+        return self._astream(self._mailbox([request_id]))
 
-    async def _astream(self, request_id: str, mailbox: _Mailboxes) -> AsyncIterator[RequestOutput]:
+    async def _astream(self, mailbox: _Mailboxes) -> AsyncIterator[RequestOutput]:
         with mailbox as boxes:
             while True:
-                while boxes[request_id]:
-                    output = boxes[request_id].popleft()
+                for output in _empty(boxes):
                     yield output
                     if output.finished:
                         return

@@ -61,14 +61,13 @@ class Runner:
         self.recorder = recorder
         self.iteration = 0
         self.block_size = config.block_size
-        self.dummy_block = resolved.num_blocks
-        self.max_requests = config.max_requests
         self.caches = make_caches(model, device, resolved.num_blocks + 1, config.block_size)
+        self._flat_caches = tuple(tensor for layer in self.caches for tensor in layer)
         self.columns = DeviceColumns(
             device,
             max_requests=config.max_requests,
             max_blocks=resolved.max_blocks_per_row,
-            dummy_block=self.dummy_block,
+            dummy_block=resolved.num_blocks,
             vocab_size=resolved.vocab_size,
         )
         self.step_slab = Slab(device, step_fields(config.max_requests, config.max_batch_tokens, config.block_size))
@@ -209,7 +208,6 @@ class Runner:
 
     def _step_inputs(self, shape: BatchShape) -> tuple[Tensor, ...]:
         f, t, n = self.step_slab.device_fields, shape.num_tokens, shape.num_rows
-        caches = tuple(tensor for layer in self.caches for tensor in layer)
         return (
             f["token_ids"][:t],
             f["positions"][:t],
@@ -222,7 +220,7 @@ class Runner:
             f["logits_idx"][:n],
             self.columns.last_token,
             self.columns.block_table,
-            *caches,
+            *self._flat_caches,
         )
 
     # -- graphs ----------------------------------------------------------------------------------------------------
@@ -235,7 +233,6 @@ class Runner:
                 progress(done, len(shapes))
             half = self.step_slab.acquire()
             stage_padding(half, shape, self.columns.dummy_row)
-            half.layout = None
             self.device.compute.launch(half.upload)
             half.copied = self.device.compute.record()
             half.copied.wait()
@@ -366,4 +363,5 @@ class Runner:
     def release(self) -> None:
         """Let go of what takes memory; nothing may be launched afterwards."""
         self.caches.clear()
+        self._flat_caches = ()
         self.graphs.clear()

@@ -15,33 +15,18 @@ import pytest
 
 from engine.engine import Engine
 from engine.invariants import check_idle
-from engine.request import RequestOutput, SamplingParams
+from engine.request import RequestOutput
+from tests.bug_kind_world import DRAWN, GREEDY, alone
 from tests.oracle_world import (
     EOS,
     PIECES,
     VOCAB,
     World,
-    expected_output,
     expected_prompt_logprobs,
     oracle_engine,
     random_params,
     random_prompt,
 )
-
-MODES = ["async", "legacy"]
-GREEDY = SamplingParams(max_tokens=12, temperature=0.0, seed=0, ignore_eos=True, detokenize=False)
-DRAWN = GREEDY.replace(temperature=1.0, seed=11)
-
-
-def alone(prompt: list[int], params: SamplingParams) -> tuple[int, ...]:
-    assert params.seed is not None
-    return expected_output(prompt, params, params.seed, max_length=100).token_ids
-
-
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
 
 
 class TestBuffersAndBlocks:
@@ -98,7 +83,7 @@ class TestBuffersAndBlocks:
         world = World(engine)
         for tensors in engine.runner.caches:
             for tensor in tensors:
-                tensor[engine.runner.dummy_block] = 1 << 40
+                tensor[engine.runner.columns.dummy_block] = 1 << 40
         for k in range(8):
             world.submit([k + 1] * (k + 1), DRAWN.replace(seed=k, max_tokens=4 if k < 3 else 20))
         for k in range(8, 16):

@@ -16,33 +16,18 @@ from engine.controller import Border
 from engine.errors import IterationFailedError, RequestError
 from engine.invariants import check_idle
 from engine.phases import Order, Phase
-from engine.request import RequestOutput, SamplingParams
+from engine.request import RequestOutput
+from tests.bug_kind_world import DRAWN, GREEDY, alone
 from tests.oracle_world import (
     PIECES,
     PieceTokenizer,
     PlantedError,
     World,
-    expected_output,
     oracle_engine,
     play,
     random_params,
     random_prompt,
 )
-
-MODES = ["async", "legacy"]
-GREEDY = SamplingParams(max_tokens=12, temperature=0.0, seed=0, ignore_eos=True, detokenize=False)
-DRAWN = GREEDY.replace(temperature=1.0, seed=11)
-
-
-def alone(prompt: list[int], params: SamplingParams) -> tuple[int, ...]:
-    assert params.seed is not None
-    return expected_output(prompt, params, params.seed, max_length=100).token_ids
-
-
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> str:
-    found: str = request.param
-    return found
 
 
 class TestAborts:
