@@ -6,7 +6,7 @@ Letters: T tokens (padded), N batch rows (padded), K block-table columns, L logi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -56,6 +56,14 @@ class BatchShape:
         return self.num_decode + self.num_prefill
 
 
+class PrefillPlan(Protocol):
+    """How one forward attends to its prefill rows, settled on the host by an attention backend that plans."""
+
+    def attend(self, q_tHD: Tensor, cache: tuple[Tensor, ...], out_tHD: Tensor, *, scale: float) -> None:
+        """Attention without a window of the t tokens behind the decode rows, into ``out``; padding is left alone."""
+        ...
+
+
 class ForwardBatch(NamedTuple):
     """Inputs of one base forward, all int64 on the compute device unless said otherwise.
 
@@ -83,3 +91,5 @@ class ForwardBatch(NamedTuple):
     """[L] token index whose hidden state becomes logits row l."""
     shape: BatchShape
     """Static integers."""
+    prefill_plan: PrefillPlan | None = None
+    """Of the prefill rows; None where there are none, or the backend plans nothing."""

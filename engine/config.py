@@ -75,8 +75,8 @@ class EngineConfig:
     ``flashinfer`` finds the filters' borders as well. Same stream in all of them."""
     attention_backend: Literal["auto", "torch", "triton", "flashinfer"] = "auto"
     """``torch`` is the reference and runs everywhere. ``triton``: CUDA, bfloat16 and float16; the operations around
-    attention are fused kernels then, too. ``flashinfer``: the same with FlashInfer's XQA for decode rows. ``auto``:
-    triton where it runs, as it is the faster."""
+    attention are fused kernels then, too. ``flashinfer``: FlashInfer's kernels, XQA for decode rows, and FA3 for
+    prefill rows, planned in prepare. ``auto``: triton where it runs, as it is the faster."""
     ssm_backend: str = "auto"
     """Backend of state-space layers. Not available yet."""
     graphs: GraphSizes = None

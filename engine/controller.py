@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.admission import AdmissionQueue
+from engine.batch import BatchDimensions
 from engine.cache.blocks import BlockPool
 from engine.config import Mode, ResolvedConfig
 from engine.counters import Counters
-from engine.layout import NewBlocks
+from engine.layout import NO_NEW_BLOCKS, NewBlocks, as_index
 from engine.phases import Order, Phase, Reason
 from engine.plan import Plan
 from engine.policy import OrderPolicy, OrderState, choose_order
@@ -28,7 +29,7 @@ from engine.results import PendingForward, SampleResult
 from engine.runner import Runner
 from engine.table import RequestTable, Rows
 from tracing.recorder import Recorder
-from tracing.records import BatchInfo, GraphUse
+from tracing.records import GraphUse
 
 
 @dataclass(slots=True, repr=False)
@@ -129,6 +130,7 @@ class Controller:
         """Ended requests whose last output an earlier iteration could not make: a primer has no emit."""
         self.undelivered: list[RequestOutput] = []
         """Outputs that a failed iteration made and could not hand out; the next emit does."""
+        self._graph_uses: dict[tuple[BatchDimensions | None, object], GraphUse] = {}
         self._phases = {
             Phase.ADMIT: self._admit,
             Phase.PREPARE: self._prepare,
@@ -143,8 +145,9 @@ class Controller:
     def order_state(self) -> OrderState:
         """The facts the next order depends on; changes nothing."""
         continuing = self._continuing_rows()
-        kv_len = self.table.kv_len[continuing]
-        needed = np.count_nonzero(kv_len >= self.table.block_count[continuing] * self.resolved.config.block_size)
+        index = as_index(continuing)
+        blocks_full = self.table.block_count[index] * self.resolved.config.block_size
+        needed = np.count_nonzero(self.table.kv_len[index] >= blocks_full)
         has_waiting = self.queue.has_waiting
         return OrderState(
             mode=self.mode,
@@ -200,8 +203,8 @@ class Controller:
         self._count(iteration)
         plan = iteration.plan
         self.recorder.end_iteration(
-            consumed=_batch_info(iteration.consumed),
-            launched=_batch_info(iteration.launched),
+            consumed=iteration.consumed.info if iteration.consumed is not None else None,
+            launched=iteration.launched.info if iteration.launched is not None else None,
             outputs=len(iteration.outputs),
             new_tokens=iteration.new_tokens,
             wasted_rows=iteration.wasted,
@@ -227,8 +230,9 @@ class Controller:
         c.compaction_steps += iteration.order is Order.OVERLAP and iteration.rows_released > 0
         c.rows_released += iteration.rows_released
         c.rows_moved += iteration.rows_moved
-        c.rows_dropped += iteration.wasted.total()
-        c.wasted.update(iteration.wasted)
+        if iteration.wasted:
+            c.rows_dropped += iteration.wasted.total()
+            c.wasted.update(iteration.wasted)
         c.generated_tokens += iteration.new_tokens
         if iteration.launched is not None and self.runner.graphs:
             plan = iteration.launched.plan
@@ -238,6 +242,13 @@ class Controller:
                 c.miss_reasons[plan.miss_reason] += 1
 
     def _graph_use(self, plan: Plan) -> GraphUse:
+        key = (plan.graph, plan.miss_reason if plan.graph is None else plan.dims.num_tokens)
+        use = self._graph_uses.get(key)
+        if use is None:
+            use = self._graph_uses[key] = self._new_graph_use(plan)
+        return use
+
+    def _new_graph_use(self, plan: Plan) -> GraphUse:
         graph = plan.graph
         if graph is None:
             return GraphUse(label="eager", hit=False, miss_reason=plan.miss_reason)
@@ -258,12 +269,13 @@ class Controller:
 
     def _continuing_rows(self) -> Rows:
         """Active rows that the next forward holds: all but those known to end with the pending one."""
-        rows = self.table.active_rows
+        table = self.table
+        rows = table.active_rows
         if self.pending is None or self.resolved.config.launch_ending_rows:
             return rows
-        ends = self.table.num_output[rows] + 1 >= self.table.max_output[rows]
-        continuing: Rows = rows[~ends]
-        return continuing
+        active = slice(table.num_paused, table.num_live)
+        ends = table.num_output[active] + 1 >= table.max_output[active]
+        return rows[~ends] if ends.any() else rows
 
     def _rows_to_launch(self, iteration: Iteration) -> Rows:
         rows = self._continuing_rows()
@@ -277,35 +289,43 @@ class Controller:
         rows = self._rows_to_launch(iteration)
         if rows.size == 0:
             return
-        table = self.table
         new_blocks = self._advance(rows, iteration.admitted)
-        iteration.plan = self.runner.plan(table, rows, iteration.admitted, new_blocks)
-        self.counters.prefill_tokens += int(table.prompt_len[rows[table.is_prefill[rows]]].sum())
+        iteration.plan = self.runner.plan(self.table, rows, iteration.admitted, new_blocks)
 
     def _advance(self, rows: Rows, admitted: list[Request]) -> NewBlocks:
-        table, block_size = self.table, self.resolved.config.block_size
-        prefill = table.is_prefill[rows]
-        table.kv_len[rows] = np.where(prefill, table.prompt_len[rows], table.kv_len[rows] + 1)
-        growing = rows[table.kv_len[rows] > table.block_count[rows] * block_size]
-        taken = self.pool.allocate(growing.size)
-        assert taken is not None, "admission reserved too few blocks"
-        columns = table.block_count[growing].astype(np.int64)
-        table.append_blocks(growing, taken)
-        entries = [(growing, columns, taken)]
+        table, index = self.table, as_index(rows)
+        prefill = table.is_prefill[index]
+        if prefill.any():
+            table.kv_len[index] = np.where(prefill, table.prompt_len[index], table.kv_len[index] + 1)
+            self.counters.prefill_tokens += int(table.prompt_len[rows[prefill]].sum())
+        else:
+            table.kv_len[index] += 1
+        growing = rows[table.kv_len[index] > table.block_count[index] * self.resolved.config.block_size]
+        entries = [] if growing.size == 0 else [self._grow(growing)]
         for request in admitted:
             row = request.row
             assert row is not None
             count = int(table.block_count[row])
             held = table.block_ids[row, :count].copy()
             entries.append((np.full(count, row, dtype=np.int64), np.arange(count, dtype=np.int64), held))
+        if not entries:
+            return NO_NEW_BLOCKS
         parts = [np.concatenate(column) for column in zip(*entries, strict=True)]
         return NewBlocks(parts[0], parts[1], parts[2])
+
+    def _grow(self, rows: Rows) -> tuple[Rows, Rows, NDArray[np.int32]]:
+        """Give each row one more block; which row, which column, which block."""
+        taken = self.pool.allocate(rows.size)
+        assert taken is not None, "admission reserved too few blocks"
+        columns = self.table.block_count[rows].astype(np.int64)
+        self.table.append_blocks(rows, taken)
+        return rows, columns, taken
 
     def _forward(self, iteration: Iteration) -> None:
         """Publish and launch. In overlap the sampling of the pending forward is already enqueued before it (I31)."""
         if iteration.plan is None:
             return
-        iteration.launched = self.runner.launch_forward(iteration.plan, self.table)
+        iteration.launched = self.runner.launch_forward(iteration.plan)
         self.pending = iteration.launched
 
     def _sample(self, iteration: Iteration) -> None:
@@ -376,10 +396,8 @@ class Controller:
     def _remap_pending(self, new_row: Rows) -> None:
         if self.pending is None:
             return
-        rows = self.pending.table_rows
-        live = rows >= 0
-        rows[live] = new_row[rows[live]]
-        if not (rows >= 0).any():
+        self.pending.follow(new_row)
+        if not (self.pending.table_rows >= 0).any():
             self.pending = None  # it runs to its end on the device, and nobody waits for it
 
     def _emit(self, iteration: Iteration) -> None:
@@ -412,16 +430,3 @@ def _cause(request: Request) -> str:
     if request.finish_reason == "stop":
         return "stop_string" if isinstance(request.stop_reason, str) else "eos"
     return request.finish_reason or "error"
-
-
-def _batch_info(pending: PendingForward | None) -> BatchInfo | None:
-    if pending is None:
-        return None
-    dims = pending.dims
-    return BatchInfo(
-        iteration=pending.iteration,
-        num_tokens=dims.num_tokens,
-        num_prefill=dims.num_prefill,
-        num_decode=dims.num_decode,
-        request_ids=pending.request_ids,
-    )

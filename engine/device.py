@@ -12,6 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, MutableMapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -19,7 +20,8 @@ from torch import Tensor
 
 from engine.errors import DeviceError
 
-Work = Callable[[], None]
+Work = Callable[[], object]
+"""What is launched; what it returns is dropped."""
 TracedForwards = MutableMapping[Hashable, Callable[..., Tensor]]
 
 
@@ -61,8 +63,18 @@ class Stream(ABC):
     name: str
 
     @abstractmethod
-    def launch(self, work: Work, *, timed: bool = False, sleep_s: float = 0.0) -> Timing | None:
-        """Enqueue ``work``; returns its timing if ``timed``. ``sleep_s`` delays it on the CPU devices."""
+    def launch(
+        self, work: Work, *, timed: bool = False, sleep_s: float = 0.0, follows: Timing | None = None
+    ) -> Timing | None:
+        """Enqueue ``work``; returns its timing if ``timed``.
+
+        Args:
+            work: What to run in stream order.
+            timed: Whether to take its times.
+            sleep_s: Delays it on the CPU devices.
+            follows: Timing of what was launched on this stream just before, in one go with this: on CUDA this work
+                begins where that ends, and one event serves both.
+        """
 
     @abstractmethod
     def record(self) -> Event:
@@ -118,6 +130,14 @@ class Device(ABC):
     def memory_bytes(self) -> int:
         """Memory of the machine that holds this device's tensors, in use or not."""
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+    def used_bytes(self) -> int:
+        """Memory in use now: of this process on the CPU devices, of the whole GPU on CUDA. 0 where nothing tells."""
+        try:
+            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        except OSError:
+            return 0
+        return pages * os.sysconf("SC_PAGE_SIZE")
 
     def active(self) -> AbstractContextManager[None]:
         """Entered around each phase: work launched on the compute stream then costs the host less. May be nothing."""

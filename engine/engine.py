@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,7 @@ from engine.progress import CaptureBar
 from engine.request import Request, RequestOutput, RequestState, SamplingParams
 from engine.resolution import end_of
 from engine.results import PendingForward
-from engine.runner import Runner
+from engine.runner import CaptureProgress, Runner
 from engine.sampling import make_sampler
 from engine.sampling.base import Sampler
 from engine.sizing import resolve_config
@@ -76,7 +76,7 @@ class Engine:
         recorder: The instrument; None makes one that is on.
         policy: May refuse overlap where it is legal.
         sampler: None makes the one the config names.
-        progress: Called with (done, total) while graphs are captured.
+        progress: Called with (done, total, bytes taken so far) while graphs are captured.
 
     Raises:
         ConfigError: an option does not fit the model or the machine; the message names it.
@@ -91,7 +91,7 @@ class Engine:
         recorder: Recorder | None = None,
         policy: OrderPolicy = prefer_overlap,
         sampler: Sampler | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: CaptureProgress | None = None,
     ) -> None:
         check_policy(policy)
         self.config = config or EngineConfig()
@@ -106,7 +106,7 @@ class Engine:
         loaded: LoadedModel,
         policy: OrderPolicy,
         sampler: Sampler | None,
-        progress: Callable[[int, int], None] | None,
+        progress: CaptureProgress | None,
     ) -> None:
         self.resolved = resolve_config(self.config, loaded, self.device)
         self.counters = Counters()
@@ -157,7 +157,7 @@ class Engine:
         device: Device | None = None,
         recorder: Recorder | None = None,
         policy: OrderPolicy = prefer_overlap,
-        progress: bool | Callable[[int, int], None] = True,
+        progress: bool | CaptureProgress = True,
     ) -> Engine:
         """Load a model and build an engine on it.
 
@@ -167,7 +167,7 @@ class Engine:
             device: See the class.
             recorder: See the class.
             policy: See the class.
-            progress: A progress bar while graphs are captured, none, or your own function of (done, total).
+            progress: A progress bar while graphs are captured, none, or your own function, see the class.
 
         Raises:
             CheckpointError: the model cannot be loaded; the message names the file and the remedy.
@@ -269,8 +269,9 @@ class Engine:
             return []
         assert self.controller.current is not None
         iteration = self.controller.current
-        while self._advance() is not None:
-            pass
+        with self.device.active():
+            while self._advance() is not None:
+                pass
         return iteration.outputs
 
     def step_phase(self) -> Border | None:
@@ -289,6 +290,11 @@ class Engine:
         if border.phase is current.order.phases[-1]:
             self._advance()
         return border
+
+    @property
+    def graph_memory_bytes(self) -> int:
+        """Memory that capturing the graphs took; 0 without graphs. On the CPU devices growth of the whole process."""
+        return self.runner.graph_memory_bytes
 
     @property
     def in_hand(self) -> Iteration | None:

@@ -152,7 +152,7 @@ class GraphSet:
         self.sizes = list(sizes)
         """Ascending."""
         self._max_blocks = max_blocks
-        self._buckets_kv = buckets_kv
+        self.buckets_kv = buckets_kv
         self._replays: dict[BatchShape, Callable[[], Tensor]] = {}
         self._matches: dict[BatchDimensions, BatchDimensions | None] = {}
         self._shapes: dict[tuple[BatchDimensions, int], BatchShape] = {}
@@ -179,7 +179,7 @@ class GraphSet:
 
     def shape(self, graph: BatchDimensions, kv_blocks: int) -> BatchShape:
         """The static shape that runs ``graph`` with rows of up to ``kv_blocks`` blocks."""
-        columns = kv_bucket(kv_blocks, self._max_blocks) if self._buckets_kv else self._max_blocks
+        columns = kv_bucket(kv_blocks, self._max_blocks) if self.buckets_kv else self._max_blocks
         shape = self._shapes.get((graph, columns))
         if shape is None:
             shape = self._shapes[graph, columns] = BatchShape(
@@ -193,7 +193,7 @@ class GraphSet:
 
     def shapes(self) -> list[BatchShape]:
         """Every shape to capture, the largest first, so that later captures find the memory they share."""
-        widths = kv_buckets(self._max_blocks) if self._buckets_kv else [self._max_blocks]
+        widths = kv_buckets(self._max_blocks) if self.buckets_kv else [self._max_blocks]
         return [self.shape(size, width) for size in reversed(self.sizes) for width in reversed(widths)]
 
     def add(self, shape: BatchShape, replay: Callable[[], Tensor]) -> None:

@@ -109,7 +109,7 @@ def poison_void(engine: Engine, border: Border) -> None:
     """Overwrite what holds no meaning at this border: staging before prepare, free device rows, fetched results."""
     runner = engine.runner
     if border.side == "before" and border.phase is Phase.PREPARE:
-        slabs = [runner.move_slab, runner.index_slab]
+        slabs = [runner.move_slab, runner.samples.index_slab]
         if border.iteration.index % 4 < 2:  # else steady decode would never find a half it can advance
             slabs.append(runner.step_slab)
         for slab in slabs:

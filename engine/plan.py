@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batch import BatchDimensions, BatchShape
+from engine.batch import BatchDimensions, BatchShape, PrefillPlan
 from engine.columns import NUM_FLOATS, NUM_INTS, WideRows, row_floats, row_ints
-from engine.layout import Layout, NewBlocks
+from engine.layout import NO_NEW_BLOCKS, DecodeBatch, Layout, NewBlocks
 from engine.request import Request
 from engine.staging import Field, HostSlab
-from engine.step_function import FROM_SAMPLE
+from engine.step_function import FROM_SAMPLE, NO_BLOCK
 from engine.table import RequestTable, Rows
 
 
@@ -45,27 +45,42 @@ class Plan:
     shape: BatchShape
     """Size launched, padding included."""
     half: HostSlab
-    new_rows: int
-    new_blocks: NewBlocks
-    wide: WideRows | None
-    prompt_rows: list[PromptRow]
-    extra_idx: Tensor | None
-    extra_targets: Tensor | None
+    keys: NDArray[np.int64]
+    """[n] generation of each row."""
+    request_ids: tuple[str, ...]
+    is_in_order: bool
+    """Whether ``table_rows`` are neighbours in ascending order."""
+    new_rows: int = 0
+    new_blocks: NewBlocks = NO_NEW_BLOCKS
+    """Entries to make before the forward; it makes those of its decode rows itself where it can."""
+    wide: WideRows | None = None
+    prompt_rows: Sequence[PromptRow] = ()
+    extra_idx: Tensor | None = None
+    extra_targets: Tensor | None = None
+    prefill_plan: PrefillPlan | None = None
+    """What an eager forward attends to its prefill rows with; a graph has its own."""
 
 
-def restage_decode(half: HostSlab, table: RequestTable, layout: Layout) -> bool:
-    """Advance a half that was staged for the same decode rows in the same shape; False: stage it anew.
+def restage_decode(half: HostSlab, table: RequestTable, batch: DecodeBatch, layout: Layout) -> bool:
+    """Advance a half that was staged for this very layout; False: stage it anew.
 
     In steady decode only lengths and positions change, by the steps since this half was last used.
     """
-    known = half.layout
-    if known is None or known.shape != layout.shape or not np.array_equal(known.table_rows, layout.table_rows):
+    if half.layout is not layout:
         return False
-    count = layout.table_rows.size
-    kv_len = table.kv_len[layout.table_rows]
-    half.fields["kv_len"][:count] = kv_len
-    half.fields["positions"][:count] = kv_len - 1
+    count = batch.dims.num_decode
+    kv_len = half.fields["kv_len"][:count]
+    kv_len[:] = table.kv_len[batch.select]
+    np.subtract(kv_len, 1, out=half.fields["positions"][:count])
     return True
+
+
+def stage_row_blocks(half: HostSlab, batch: DecodeBatch, shape: BatchShape, new_blocks: NewBlocks) -> None:
+    """Stage new blocks beside the decode rows that take them, for forwards that enter them themselves."""
+    row_block = half.fields["row_block"]
+    row_block[: shape.num_decode] = NO_BLOCK
+    if new_blocks.rows.size:
+        row_block[np.searchsorted(batch.table_rows, new_blocks.rows)] = new_blocks.ids
 
 
 def stage_rows(half: HostSlab, table: RequestTable, layout: Layout, dummy_row: int) -> None:
@@ -82,6 +97,7 @@ def stage_rows(half: HostSlab, table: RequestTable, layout: Layout, dummy_row: i
     lengths[at] = layout.query_len
     np.cumsum(lengths, out=f["query_start"][:n])
     f["query_start"][:n] -= lengths
+    f["row_block"][:n] = NO_BLOCK
     f["logits_idx"][:n] = 0
     f["logits_idx"][: at.size] = (f["query_start"][:n] + lengths - 1)[at]
 
@@ -114,9 +130,10 @@ def stage_tokens(half: HostSlab, table: RequestTable, layout: Layout, dummy_row:
 def stage_new(half: HostSlab, new: Sequence[Request], new_blocks: NewBlocks) -> None:
     """Stage new rows' parameters and new block-table entries."""
     f, m = half.fields, new_blocks.rows.size
-    f["block_row"][:m] = new_blocks.rows
-    f["block_col"][:m] = new_blocks.cols
-    f["block_id"][:m] = new_blocks.ids
+    if m:
+        f["block_row"][:m] = new_blocks.rows
+        f["block_col"][:m] = new_blocks.cols
+        f["block_id"][:m] = new_blocks.ids
     if new:
         f["new_row"][: len(new)] = [request.row for request in new]
         f["new_ints"][: len(new)] = [row_ints(request) for request in new]
@@ -157,7 +174,7 @@ def stage_padding(half: HostSlab, shape: BatchShape, dummy_row: int) -> None:
 
 
 def step_fields(max_requests: int, max_tokens: int, block_size: int) -> list[Field]:
-    rows = ("table_row", "query_start", "query_len", "kv_len", "logits_idx", "new_row")
+    rows = ("table_row", "query_start", "query_len", "kv_len", "logits_idx", "row_block", "new_row")
     tokens = ("token_ids", "positions", "token_row", "batch_row")
     max_new_blocks = max_requests + -(-max_tokens // block_size)
     return [

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from engine.errors import RequestError
+from engine.token_log import TokenLog
 
 FinishReason = str  # "stop" | "length" | "abort" | "error"
 MAX_LOGPROBS = 256
@@ -250,7 +251,9 @@ class Request:
     state: RequestState = RequestState.WAITING
     row: int | None = None
     """Its place in the table while it has one."""
-    output_ids: list[int] = field(default_factory=list)
+    token_log: TokenLog | None = None
+    """Where tokens may wait that are its own already; the table's, while it has a row."""
+    _output_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] = field(default_factory=list)
     prompt_logprobs: list[dict[int, float] | None] = field(default_factory=list)
     abort_requested: bool = False
@@ -264,6 +267,17 @@ class Request:
     text: str = ""
     detokenizer: Any = None
     """Incremental detokeniser with its stop matcher, made when first needed."""
+
+    @property
+    def output_ids(self) -> list[int]:
+        """Tokens generated so far."""
+        if self.token_log is not None:
+            self.token_log.hand_over()
+        return self._output_ids
+
+    def take(self, tokens: list[int]) -> None:
+        """Append tokens; for the log alone."""
+        self._output_ids.extend(tokens)
 
     @property
     def num_tokens(self) -> int:

@@ -50,37 +50,59 @@ def commit_results(
     need no more than their token; only the others are looked at closely.
     """
     rows = slice(result.first_row, result.first_row + result.num_rows)
-    ints = result.buffers.ints[1].numpy()[:, : result.num_rows]
-    tokens: list[int] = ints[0].tolist()
-    requests = table.requests[rows]
-    owned = table.key[rows] == result.keys
-    if ints[1].any():
-        _fail_bad_rows(ints[1], table, result, iteration)
-        owned &= ints[1] == 0
-    close = _needs_a_closer_look(table, rows, ints[0], resolved.eos_token_ids)
-    if has_aborts:
-        close[:] = True
-    plain = owned & ~close
+    tokens, bad, near = result.buffers.ints_view[:, : result.num_rows]
+    close = _needs_a_closer_look(table, rows, tokens, resolved.eos_token_ids)
+    if bad.any() or has_aborts or close.any() or result.version != table.version:
+        owned = table.key[rows] == result.keys
+        if bad.any():
+            _fail_bad_rows(bad, table, result, iteration)
+            owned &= bad == 0
+        if has_aborts:
+            close[:] = True
+        requests = table.requests[rows]
+        _commit_plain(requests, tokens, owned & ~close, iteration)
+        table.num_output[rows] += owned & ~close
+        _commit_close(requests, result, owned & close, table, iteration, resolved.eos_token_ids)
+    else:  # the steady state, in which nothing is looked at but tokens
+        table.add_tokens(tokens)
+        iteration.advanced = table.active_requests()
+        iteration.new_tokens += result.num_rows
+    _commit_prompts(result)
+    table.is_prefill[rows] = False
+    counters.sampled_rows += result.num_rows
+    counters.near_boundary += int(near.sum())
+
+
+def _commit_plain(
+    requests: list[Request | None], tokens: NDArray[np.int64], plain: NDArray[np.bool_], iteration: Iteration
+) -> None:
+    """Tokens for rows that certainly go on."""
     for i in np.flatnonzero(plain).tolist():
         request = requests[i]
         assert request is not None
-        request.output_ids.append(tokens[i])
+        request.output_ids.append(int(tokens[i]))
         iteration.advanced.append(request)
-    table.num_output[rows] += plain
-    iteration.new_tokens += len(iteration.advanced)
+        iteration.new_tokens += 1
+
+
+def _commit_close(
+    requests: list[Request | None],
+    result: SampleResult,
+    close: NDArray[np.bool_],
+    table: RequestTable,
+    iteration: Iteration,
+    eos: tuple[int, ...],
+) -> None:
     now_ns = time.perf_counter_ns()
-    for i in np.flatnonzero(owned & close).tolist():
+    tokens = result.buffers.ints_view[0]
+    for i in np.flatnonzero(close).tolist():
         request = requests[i]
         assert request is not None
         if request.abort_requested:
             continue  # after an abort no token is given
         table.num_output[result.first_row + i] += 1
-        _commit_closely(request, result, i, tokens[i], iteration, now_ns)
-        _end(request, resolved.eos_token_ids, iteration)
-    _commit_prompts(result)
-    table.is_prefill[rows] = False
-    counters.sampled_rows += result.num_rows
-    counters.near_boundary += int(ints[2].sum())
+        _commit_closely(request, result, i, int(tokens[i]), iteration, now_ns)
+        _end(request, eos, iteration)
 
 
 def _commit_closely(

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from engine.batch import BatchDimensions
 from engine.device import Device, Event
+from engine.layout import are_neighbours
 from engine.plan import Plan
 from engine.sampling.base import Sampled
 from engine.table import Rows
+from tracing.records import BatchInfo
 
 PromptValues = tuple[Tensor, Tensor, Tensor]
 """Chosen log probability [L], top ids [L, n], top log probabilities [L, n] of a prompt's tokens but the first."""
@@ -41,7 +43,17 @@ class PendingForward:
     keys: NDArray[np.int64]
     """[n] the generation each batch row belongs to."""
     request_ids: tuple[str, ...]
-    launched: Event | None = None
+    is_in_order: bool
+    """Whether ``table_rows`` are neighbours in ascending order, so that logits rows stand as table rows do."""
+    info: BatchInfo
+    """The same for the record."""
+
+    def follow(self, new_row: Rows) -> None:
+        """Keep up with a compaction: ``new_row[old]`` is a row's place now, -1 where it was dropped."""
+        live = self.table_rows >= 0
+        self.table_rows[live] = new_row[self.table_rows[live]]
+        survivors = self.table_rows[self.table_rows >= 0]
+        self.is_in_order = np.array_equal(survivors, self.table_rows[: survivors.size]) and are_neighbours(survivors)
 
     @property
     def dims(self) -> BatchDimensions:
@@ -61,6 +73,8 @@ class SampleResult:
     pending: PendingForward
     first_row: int
     num_rows: int
+    version: int
+    """Of the table it was drawn for; while that is the table's, every row has the owner it had."""
     keys: NDArray[np.int64]
     """[num_rows] generation of each sampled row; what comes back belongs to it or to nobody (I26)."""
     num_logprobs: int | None
@@ -88,6 +102,8 @@ class ResultBuffers:
         self._rows = max_requests
         self.ints = (device.zeros((3, max_requests), torch.int64), device.host((3, max_requests), torch.int64))
         """token id, bad, near boundary."""
+        self.ints_view = self.ints[1].numpy()
+        """The host half, made once: a view costs more than reading it."""
         self.chosen = (device.zeros(max_requests, torch.float32), device.host(max_requests, torch.float32))
         self.top_ids = self._pair(1, torch.int64)
         self.top_values = self._pair(1, torch.float32)

@@ -12,13 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batch import BatchDimensions, BatchShape
-from engine.columns import LAST_TOKEN, POSITION, DeviceColumns
+from engine.attention.base import PlannerLimits, PrefillRows
+from engine.batch import BatchDimensions, BatchShape, PrefillPlan
+from engine.columns import DeviceColumns
 from engine.config import ResolvedConfig
-from engine.device import Device, Stream, TracedForwards
+from engine.device import Device, Stream, Timing, TracedForwards, Work
 from engine.graphs import GraphSet, graph_list
-from engine.layout import Layout, NewBlocks
-from engine.models.base import Model
+from engine.layout import NO_NEW_BLOCKS, DecodeBatch, Layout, NewBlocks, are_neighbours, as_index
+from engine.models.base import Model, PlansPrefill
 from engine.plan import (
     Plan,
     batch_rows_of,
@@ -27,18 +28,23 @@ from engine.plan import (
     stage_new,
     stage_padding,
     stage_prompt_rows,
+    stage_row_blocks,
     stage_rows,
     stage_tokens,
     step_fields,
 )
 from engine.request import Request
-from engine.results import Logits, PendingForward, PromptValues, ResultBuffers, SampleResult
-from engine.sampling.base import Sampler, SamplingNeeds
-from engine.sampling.logprobs import prompt_logprobs
+from engine.results import Logits, PendingForward, SampleResult
+from engine.sample_launcher import SampleLauncher
+from engine.sampling.base import Sampler
 from engine.staging import Field, HostSlab, Slab
-from engine.step_function import StepFunction, make_caches
+from engine.step_function import StepFunction, has_decode_inputs, make_caches
 from engine.table import Moves, RequestTable, Rows
 from tracing.recorder import Recorder
+from tracing.records import BatchInfo
+
+CaptureProgress = Callable[[int, int, int], None]
+"""Called with (graphs captured, graphs in all, bytes they took so far)."""
 
 
 class Runner:
@@ -57,7 +63,6 @@ class Runner:
         self.resolved = resolved
         self.device = device
         self.model = model
-        self.sampler = sampler
         self.recorder = recorder
         self.iteration = 0
         self.block_size = config.block_size
@@ -70,25 +75,42 @@ class Runner:
             dummy_block=resolved.num_blocks,
             vocab_size=resolved.vocab_size,
         )
+        limits = PlannerLimits(config.block_size, config.max_requests, resolved.max_blocks_per_row)
+        self.planner = model.make_planner(device, limits) if isinstance(model, PlansPrefill) else None
         self.step_slab = Slab(device, step_fields(config.max_requests, config.max_batch_tokens, config.block_size))
-        self.index_slab = Slab(device, [Field("logits_row", (config.max_requests,), torch.int64)])
         self.move_slab = Slab(device, [Field("moves", (2, config.max_requests), torch.int64)])
-        self._results = (ResultBuffers(device, config.max_requests), ResultBuffers(device, config.max_requests))
-        self._next_result = 0
-        self._needs: tuple[int, SamplingNeeds] | None = None
-        self._known_ids: tuple[int, Rows, tuple[str, ...]] | None = None
+        self.samples = SampleLauncher(
+            resolved=resolved,
+            device=device,
+            columns=self.columns,
+            sampler=sampler,
+            launch=lambda stream, name, work: self._launch(stream, name, work),
+        )
+        self.graph_memory_bytes = 0
+        self._known: DecodeBatch | None = None
+        """The decode batch of the step before."""
         self.graphs = GraphSet(
             graph_list(config, resolved.max_sequence_length),
             max_blocks=resolved.max_blocks_per_row,
             buckets_kv=device.kind != "cuda",
         )
+        self.enters_blocks = device.kind == "cuda" and has_decode_inputs()
+        """Whether captured decode forwards enter new blocks into the block table themselves."""
         device.synchronize()  # weights and buffers were filled on other streams
 
-    def _launch(self, stream: Stream, name: str, work: Callable[[], None], sleep_s: float = 0.0) -> None:
+    def _launch(
+        self,
+        stream: Stream,
+        name: str,
+        work: Work,
+        sleep_s: float = 0.0,
+        follows: Timing | None = None,
+    ) -> Timing | None:
         sleep_s += self.device.op_sleep_s.get(name, 0.0)
-        timing = stream.launch(work, timed=self.recorder.enabled, sleep_s=sleep_s)
+        timing = stream.launch(work, timed=self.recorder.enabled, sleep_s=sleep_s, follows=follows)
         if timing is not None:
             self.recorder.device(name, stream.name, self.iteration, timing)
+        return timing
 
     # -- prepare ---------------------------------------------------------------------------------------------------
 
@@ -98,6 +120,64 @@ class Runner:
         ``kv_len`` of the rows must already count this forward's tokens. Blocks only if the staging half's last
         copy is still queued, which two halves prevent in a healthy run.
         """
+        decode = None if new else self._decode_batch(table, table_rows)
+        if decode is not None:
+            return self._plan_decode(table, decode, new_blocks)
+        return self._plan_mixed(table, table_rows, new, new_blocks)
+
+    def _decode_batch(self, table: RequestTable, table_rows: Rows) -> DecodeBatch | None:
+        """The batch of these rows if all of them decode; the one of the step before if they are the same."""
+        known = self._known
+        if known is not None and known.version == table.version and np.array_equal(known.table_rows, table_rows):
+            return known
+        if table.is_prefill[table_rows].any():
+            return None
+        dims = BatchDimensions(num_tokens=table_rows.size, num_prefill=0, num_decode=table_rows.size)
+        graph, miss_reason = self.graphs.match(dims)
+        self._known = DecodeBatch(
+            version=table.version,
+            table_rows=table_rows,
+            select=as_index(table_rows),
+            dims=dims,
+            graph=graph,
+            miss_reason=miss_reason,
+            keys=table.key[table_rows],
+            request_ids=_request_ids(table, table_rows),
+        )
+        return self._known
+
+    def _plan_decode(self, table: RequestTable, batch: DecodeBatch, new_blocks: NewBlocks) -> Plan:
+        needs_width = batch.graph is None or self.graphs.buckets_kv
+        kv_blocks = int(table.block_count[batch.select].max()) if needs_width else 0
+        shape = self._shape(batch.dims, batch.graph, 0, kv_blocks)
+        layout = batch.layout(shape)
+        half = self.step_slab.acquire()
+        if not restage_decode(half, table, batch, layout):
+            self._stage(half, table, layout)
+            half.layout = layout
+        if self.enters_blocks and batch.graph is not None:
+            stage_row_blocks(half, batch, shape, new_blocks)
+            new_blocks = NO_NEW_BLOCKS
+        stage_new(half, (), new_blocks)
+        return Plan(
+            table_rows=batch.table_rows,
+            dims=batch.dims,
+            graph=batch.graph,
+            miss_reason=batch.miss_reason,
+            shape=shape,
+            half=half,
+            keys=batch.keys,
+            request_ids=batch.request_ids,
+            is_in_order=isinstance(batch.select, slice),
+            new_blocks=new_blocks,
+        )
+
+    def _stage(self, half: HostSlab, table: RequestTable, layout: Layout) -> None:
+        half.layout = None  # until all of it is staged: an interrupt in between must not leave a half that lies
+        stage_rows(half, table, layout, self.columns.dummy_row)
+        stage_tokens(half, table, layout, self.columns.dummy_row)
+
+    def _plan_mixed(self, table: RequestTable, table_rows: Rows, new: Sequence[Request], new_blocks: NewBlocks) -> Plan:
         is_prefill = table.is_prefill[table_rows]
         query_len = np.where(is_prefill, table.prompt_len[table_rows], 1).astype(np.int64)
         num_prefill = int(np.count_nonzero(is_prefill))
@@ -106,14 +186,11 @@ class Runner:
         )
         prompt_rows = rows_owing_prompt_logprobs(table, table_rows[dims.num_decode :])
         graph, miss_reason = (None, "prompt log probabilities") if prompt_rows else self.graphs.match(dims)
-        shape = self._shape(dims, graph, query_len, int(table.block_count[table_rows].max()))
+        longest = int(query_len[dims.num_decode :].max()) if num_prefill else 0
+        shape = self._shape(dims, graph, longest, int(table.block_count[table_rows].max()))
         layout = Layout(table_rows, batch_rows_of(dims, shape), query_len, shape)
         half = self.step_slab.acquire()
-        if num_prefill or not restage_decode(half, table, layout):
-            half.layout = None  # until all of it is staged: an interrupt in between must not leave a half that lies
-            stage_rows(half, table, layout, self.columns.dummy_row)
-            stage_tokens(half, table, layout, self.columns.dummy_row)
-            half.layout = None if num_prefill else layout
+        self._stage(half, table, layout)
         stage_new(half, new, new_blocks)
         extra_idx, extra_targets = stage_prompt_rows(half, layout, prompt_rows)
         rows_of_new = [request.row for request in new if request.row is not None]
@@ -124,16 +201,30 @@ class Runner:
             miss_reason=miss_reason,
             shape=shape,
             half=half,
+            keys=table.key[table_rows],
+            request_ids=_request_ids(table, table_rows),
+            is_in_order=are_neighbours(table_rows),
             new_rows=len(new),
             new_blocks=new_blocks,
             wide=self.columns.stage_wide(new, rows_of_new, self.resolved.eos_token_ids) if new else None,
             prompt_rows=prompt_rows,
             extra_idx=extra_idx,
             extra_targets=extra_targets,
+            prefill_plan=self._plan_prefill(shape, half, table.block_ids, is_captured=graph is not None),
         )
 
+    def _plan_prefill(
+        self, shape: BatchShape, half: HostSlab, block_ids: NDArray[np.int32], *, is_captured: bool
+    ) -> PrefillPlan | None:
+        """Let the attention backend plan the prefill rows staged in ``half``, if it plans and there are any."""
+        if self.planner is None or not shape.num_prefill:
+            return None
+        f, at = half.fields, slice(shape.num_decode, shape.num_rows)
+        rows = PrefillRows(f["query_len"][at], f["kv_len"][at], f["table_row"][at], block_ids)
+        return self.planner.plan(shape, rows, is_captured=is_captured)
+
     def _shape(
-        self, dims: BatchDimensions, graph: BatchDimensions | None, query_len: NDArray[np.int64], kv_blocks: int
+        self, dims: BatchDimensions, graph: BatchDimensions | None, longest_query: int, kv_blocks: int
     ) -> BatchShape:
         if graph is not None:
             return self.graphs.shape(graph, kv_blocks)
@@ -141,36 +232,35 @@ class Runner:
             num_tokens=dims.num_tokens,
             num_decode=dims.num_decode,
             num_prefill=dims.num_prefill,
-            max_query_len=int(query_len[dims.num_decode :].max()) if dims.num_prefill else 0,
+            max_query_len=longest_query,
             num_kv_blocks=kv_blocks,
         )
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
-    def launch_forward(self, plan: Plan, table: RequestTable) -> PendingForward:
+    def launch_forward(self, plan: Plan) -> PendingForward:
         """Publish the staged inputs and launch the forward behind them; returns at once."""
-        logits = Logits()
-        self._launch(self.device.compute, "publish", lambda: self._publish(plan))
-        plan.half.copied = self.device.compute.record()
+        compute, logits = self.device.compute, Logits()
+        published = self._launch(compute, "publish", lambda: self._publish(plan))
+        plan.half.copied = compute.record()
         work = self._replay_work(plan, logits) if plan.graph is not None else self._eager_work(plan, logits)
-        self._launch(self.device.compute, "forward", work, self.resolved.config.op_sleep_s)
+        self._launch(compute, "forward", work, self.resolved.config.op_sleep_s, published)
         return PendingForward(
             iteration=self.iteration,
             plan=plan,
             logits=logits,
             table_rows=plan.table_rows.copy(),
-            keys=table.key[plan.table_rows].copy(),
-            request_ids=self._request_ids(table, plan.table_rows),
+            keys=plan.keys,
+            request_ids=plan.request_ids,
+            is_in_order=plan.is_in_order,
+            info=BatchInfo(
+                iteration=self.iteration,
+                num_tokens=plan.dims.num_tokens,
+                num_prefill=plan.dims.num_prefill,
+                num_decode=plan.dims.num_decode,
+                request_ids=plan.request_ids,
+            ),
         )
-
-    def _request_ids(self, table: RequestTable, rows: Rows) -> tuple[str, ...]:
-        """The requests in ``rows``; in steady decode the same tuple step after step."""
-        known = self._known_ids
-        if known is None or known[0] != table.version or not np.array_equal(known[1], rows):
-            requests = [table.requests[row] for row in rows.tolist()]
-            ids = tuple(request.request_id for request in requests if request is not None)
-            known = self._known_ids = (table.version, rows, ids)
-        return known[2]
 
     def _publish(self, plan: Plan) -> None:
         plan.half.upload()
@@ -183,7 +273,7 @@ class Runner:
             self.columns.add_blocks(*entries, plan.new_blocks)
 
     def _eager_work(self, plan: Plan, logits: Logits) -> Callable[[], None]:
-        step = StepFunction(self.model, self.block_size, plan.shape)
+        step = StepFunction(self.model, self.block_size, plan.shape, plan.prefill_plan)
         inputs = self._step_inputs(plan.shape)
         extra = plan.extra_idx
 
@@ -218,6 +308,7 @@ class Runner:
             f["query_len"][:n],
             f["kv_len"][:n],
             f["logits_idx"][:n],
+            f["row_block"][:n],
             self.columns.last_token,
             self.columns.block_table,
             *self._flat_caches,
@@ -225,121 +316,39 @@ class Runner:
 
     # -- graphs ----------------------------------------------------------------------------------------------------
 
-    def capture(self, traced: TracedForwards, progress: Callable[[int, int], None] | None = None) -> None:
+    def capture(self, traced: TracedForwards, progress: CaptureProgress | None = None) -> None:
         """Capture every size of the graph list; blocks. To be called before anything is launched."""
-        shapes = self.graphs.shapes()
+        if self.device.kind == "cuda":
+            self.samples.capture_fetches()
+        before_bytes = self.device.used_bytes()
+        shapes, columns = self.graphs.shapes(), self.columns
+        widest = (columns.dummy_row + 1, self.resolved.config.max_batch_tokens)
+        dummies = np.broadcast_to(np.int32(columns.dummy_block), widest)
         for done, shape in enumerate(shapes):
+            self.graph_memory_bytes = max(0, self.device.used_bytes() - before_bytes)
             if progress is not None:
-                progress(done, len(shapes))
+                progress(done, len(shapes), self.graph_memory_bytes)
             half = self.step_slab.acquire()
-            stage_padding(half, shape, self.columns.dummy_row)
+            stage_padding(half, shape, columns.dummy_row)
             self.device.compute.launch(half.upload)
             half.copied = self.device.compute.record()
             half.copied.wait()
-            step = StepFunction(self.model, self.block_size, shape)
-            self.graphs.add(shape, self.device.capture(step, self._step_inputs(shape), traced))
-        if progress is not None and shapes:
-            progress(len(shapes), len(shapes))
+            prefill_plan = self._plan_prefill(shape, half, dummies, is_captured=True)
+            step = StepFunction(self.model, self.block_size, shape, prefill_plan)
+            replay = self.device.capture(step, self._step_inputs(shape), traced)
+            self.graphs.add(shape, replay)
+            if self.device.kind == "cuda" and not shape.num_prefill:
+                self.samples.capture(shape, replay)
+        if shapes:
+            self.graph_memory_bytes = max(0, self.device.used_bytes() - before_bytes)
+            if progress is not None:
+                progress(len(shapes), len(shapes), self.graph_memory_bytes)
 
     # -- sample ----------------------------------------------------------------------------------------------------
 
     def launch_sample(self, pending: PendingForward, table: RequestTable) -> SampleResult:
-        """Sample the pending logits for every active row and start the copy of the result; returns at once."""
-        first, end = table.num_paused, table.num_live
-        needs = self._sampling_needs(table)
-        source = self._stage_logits_rows(pending, first, end)
-        buffers = self._results[self._next_result]
-        self._next_result ^= 1
-        if needs.num_logprobs is not None:
-            buffers.widen(needs.num_logprobs)
-        values: list[PromptValues] = []
-        fetched: list[PromptValues] = []
-        self._launch(
-            self.device.compute, "sample", lambda: self._sample(pending, first, end, needs, source, buffers, values)
-        )
-        if source is not None:
-            source.copied = self.device.compute.record()
-        sampled = self.device.compute.record()
-        self.device.copy.wait_for(sampled)
-        self._launch(self.device.copy, "fetch", lambda: self._fetch(buffers, needs, values, fetched))
-        return SampleResult(
-            pending=pending,
-            first_row=first,
-            num_rows=end - first,
-            keys=table.key[first:end].copy(),
-            num_logprobs=needs.num_logprobs,
-            ready=self.device.copy.record(),
-            buffers=buffers,
-            prompt_values=fetched,
-            on_device=values,
-        )
-
-    def _sampling_needs(self, table: RequestTable) -> SamplingNeeds:
-        if self._needs is None or self._needs[0] != table.version:
-            params = [request.params for request in table.live_requests()]
-            processed = self.resolved.config.logprobs_mode == "processed"
-            self._needs = (table.version, SamplingNeeds.of(params, processed))
-        return self._needs[1]
-
-    def _stage_logits_rows(self, pending: PendingForward, first: int, end: int) -> HostSlab | None:
-        """Which logits row each table row samples from; None where they agree, and nothing needs sending."""
-        rows = pending.table_rows
-        count = end - first
-        if rows.size >= count and np.array_equal(rows[:count], np.arange(first, end)):
-            return None
-        half = self.index_slab.acquire()
-        live = rows >= 0
-        half.fields["logits_row"][rows[live] - first] = np.flatnonzero(live)
-        return half
-
-    def _sample(
-        self,
-        pending: PendingForward,
-        first: int,
-        end: int,
-        needs: SamplingNeeds,
-        source: HostSlab | None,
-        buffers: ResultBuffers,
-        values: list[PromptValues],
-    ) -> None:
-        logits, count = pending.logits.rows, end - first
-        assert logits is not None
-        sources = None
-        if source is not None:
-            source.upload()
-            sources = self.index_slab.device_fields["logits_row"][:count]
-        columns = self.columns.rows(first, end)
-        if not self.sampler.draw_in_place(logits, sources, columns, buffers.ints[0], needs):
-            logits = logits[:count] if sources is None else logits.index_select(0, sources)
-            rows = self.columns.sampling_rows(first, end, needs)
-            sampled = self.sampler.sample(logits, rows, needs)
-            self.sampler.accept(rows, sampled)
-            buffers.store(sampled, count)
-            columns.ints[:, LAST_TOKEN] = sampled.token_ids
-            columns.ints[:, POSITION] += 1
-        self._sample_prompts(pending, values)
-
-    def _sample_prompts(self, pending: PendingForward, values: list[PromptValues]) -> None:
-        if pending.logits.prompt is None or pending.plan.extra_targets is None:
-            return
-        targets = pending.plan.extra_targets.to(pending.logits.prompt.device, non_blocking=True)
-        for prompt in pending.plan.prompt_rows:
-            part = slice(prompt.start, prompt.start + prompt.count)
-            values.append(prompt_logprobs(pending.logits.prompt[part], targets[part], prompt.num_logprobs))
-
-    def _fetch(
-        self,
-        buffers: ResultBuffers,
-        needs: SamplingNeeds,
-        values: list[PromptValues],
-        fetched: list[PromptValues],
-    ) -> None:
-        buffers.fetch(needs.num_logprobs)
-        for chosen, top_ids, top_values in values:
-            fetched.append((self._to_host(chosen), self._to_host(top_ids), self._to_host(top_values)))
-
-    def _to_host(self, source: Tensor) -> Tensor:
-        return self.device.host(tuple(source.shape), source.dtype).copy_(source, non_blocking=True)
+        """See :meth:`engine.sample_launcher.SampleLauncher.launch`."""
+        return self.samples.launch(pending, table)
 
     # -- resolve ---------------------------------------------------------------------------------------------------
 
@@ -365,3 +374,10 @@ class Runner:
         self.caches.clear()
         self._flat_caches = ()
         self.graphs.clear()
+        self.samples.clear()
+        self.planner = None
+
+
+def _request_ids(table: RequestTable, rows: Rows) -> tuple[str, ...]:
+    requests = [table.requests[row] for row in rows.tolist()]
+    return tuple(request.request_id for request in requests if request is not None)

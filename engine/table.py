@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.request import Request
+from engine.token_log import TokenLog
 
 Rows = NDArray[np.int64]
 
@@ -87,6 +88,11 @@ class RequestTable:
         self.version = 0
         """Changes whenever a row is added, dropped or moved."""
         self.requests: list[Request | None] = [None] * max_requests
+        self.log = TokenLog()
+        """Tokens of the active requests that they have not been handed yet."""
+        self._active_requests: tuple[int, list[Request]] | None = None
+        self._all_rows: Rows = np.arange(max_requests, dtype=np.int64)
+        self._all_rows.flags.writeable = False
         self.block_ids: NDArray[np.int32] = np.full((max_requests, max_blocks_per_row), -1, dtype=np.int32)
         self.key: NDArray[np.int64] = _column("key", max_requests)
         self.kv_len: NDArray[np.int32] = _column("kv_len", max_requests)
@@ -113,8 +119,8 @@ class RequestTable:
 
     @property
     def active_rows(self) -> Rows:
-        """[num_active] rows that run, decode before prefill."""
-        return np.arange(self.num_paused, self.num_live, dtype=np.int64)
+        """[num_active] rows that run, decode before prefill; not to be written to."""
+        return self._all_rows[self.num_paused : self.num_live]
 
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Every numpy column by name, the block table included."""
@@ -126,12 +132,25 @@ class RequestTable:
         """The requests of all live rows, in row order."""
         return [request for request in self.requests[: self.num_live] if request is not None]
 
+    def active_requests(self) -> list[Request]:
+        """Of the active rows, in row order; the same list while rows stay as they are, not to be changed."""
+        if self._active_requests is None or self._active_requests[0] != self.version:
+            self._active_requests = (self.version, self.live_requests()[self.num_paused :])
+        return self._active_requests[1]
+
+    def add_tokens(self, tokens: NDArray[np.int64]) -> None:
+        """One more token for each active row, in row order; [num_active] int64, copied."""
+        self.num_output[self.num_paused : self.num_live] += 1
+        self.log.append(self.active_requests(), tokens)
+
     def add(self, request: Request, block_ids: NDArray[np.int32], *, prefill_len: int) -> int:
         """Append a prefill row holding ``block_ids``; returns its index. The caller checked that a row is free."""
         row = self.num_live
         assert row < self.max_requests, "no free row"
+        self.log.hand_over()
         self.clear(row)
         self.requests[row] = request
+        request.token_log = self.log
         self.key[row] = request.key
         self.num_output[row] = len(request.output_ids)
         self.max_output[row] = request.max_new_tokens
@@ -164,13 +183,14 @@ class RequestTable:
         Returns:
             The moves made; also what the device's columns must follow.
         """
+        self.log.hand_over()
         order = fill_holes(alive)
         target = np.flatnonzero(order != np.arange(order.size)).astype(np.int64)
         source = order[target]
         for row in np.flatnonzero(~alive).tolist():
             request = self.requests[row]
             if request is not None:
-                request.row = None
+                request.row = request.token_log = None
         for _, column in self.columns():
             column[target] = column[source]
         for source_row, target_row in zip(source.tolist(), target.tolist(), strict=True):
@@ -195,10 +215,11 @@ class RequestTable:
 
     def reset(self) -> None:
         """Every row is free."""
+        self.log.hand_over()
         for row in range(self.num_live):
             request = self.requests[row]
             if request is not None:
-                request.row = None
+                request.row = request.token_log = None
             self.clear(row)
         self.num_live = 0
         self.num_paused = 0

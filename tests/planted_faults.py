@@ -23,6 +23,7 @@ from engine.emission import OutputEmitter
 from engine.phases import Order, Phase, Reason
 from engine.results import ResultBuffers
 from engine.runner import Runner
+from engine.sample_launcher import SampleLauncher
 from engine.sampling.torch import TorchSampler
 from engine.staging import Slab
 from engine.table import RequestTable
@@ -130,22 +131,23 @@ def sampling_behind_the_next_forward(patch: Patch) -> None:
         real(self, iteration)
         is_overlap[0] = False
 
-    def launch(real: Any, self: Runner, stream: Any, name: str, work: Any, sleep_s: float = 0.0) -> None:
+    def launch(real: Any, self: Runner, stream: Any, name: str, work: Any, *rest: Any) -> Any:
         if is_overlap[0]:
             held.append((self, stream, name, work))
-            return
-        real(self, stream, name, work, sleep_s)
+            return None
+        timing = real(self, stream, name, work, *rest)
         if name == "forward":
             for late in held:
                 real(*late)
             held.clear()
+        return timing
 
     wrap(patch, Controller, "_sample", sample)
     wrap(patch, Runner, "_launch", launch)
 
 
 def swapped_logits_rows(patch: Patch) -> None:
-    def stage(real: Any, self: Runner, pending: Any, first: int, end: int) -> Any:
+    def stage(real: Any, self: SampleLauncher, pending: Any, first: int, end: int) -> Any:
         half = real(self, pending, first, end)
         if half is None and end - first > 1:
             half = self.index_slab.acquire()
@@ -154,7 +156,7 @@ def swapped_logits_rows(patch: Patch) -> None:
             half.fields["logits_row"][:2] = half.fields["logits_row"][1::-1].copy()
         return half
 
-    wrap(patch, Runner, "_stage_logits_rows", stage)
+    wrap(patch, SampleLauncher, "_stage_logits_rows", stage)
 
 
 def padding_in_a_real_row(patch: Patch) -> None:
@@ -188,13 +190,13 @@ def seed_by_row(patch: Patch) -> None:
 
 
 def position_stands_still(patch: Patch) -> None:
-    def sample(real: Any, self: Runner, pending: Any, first: int, end: int, *rest: Any) -> None:
+    def sample(real: Any, self: SampleLauncher, pending: Any, first: int, end: int, *rest: Any) -> None:
         position = self.columns.ints[first:end, columns_module.POSITION]
         before = position.clone()
         real(self, pending, first, end, *rest)
         position.copy_(before)
 
-    wrap(patch, Runner, "_sample", sample)
+    wrap(patch, SampleLauncher, "_sample", sample)
 
 
 def eos_ignored_in_overlap(patch: Patch) -> None:
@@ -340,7 +342,7 @@ def mode_switched_without_a_drain(patch: Patch) -> None:
 def rows_moved_after_prepare(patch: Patch) -> None:
     def forward(real: Any, self: Controller, iteration: Any) -> None:
         if iteration.plan is not None and iteration.plan.table_rows.size > 1:
-            iteration.plan.table_rows[:] = iteration.plan.table_rows[::-1].copy()
+            iteration.plan.table_rows = iteration.plan.table_rows[::-1].copy()
         real(self, iteration)
 
     wrap(patch, Controller, "_forward", forward)
@@ -391,10 +393,10 @@ def host_waits_before_the_next_forward(patch: Patch) -> None:
 
 
 def half_of_other_rows_advanced(patch: Patch) -> None:
-    def restage(real: Any, half: Any, table: Any, layout: Any) -> bool:
+    def restage(real: Any, half: Any, table: Any, batch: Any, layout: Any) -> bool:
         if half.layout is not None and half.layout.shape == layout.shape:
             half.layout = layout
-        return bool(real(half, table, layout))
+        return bool(real(half, table, batch, layout))
 
     wrap(patch, runner_module, "restage_decode", restage)
 

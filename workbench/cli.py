@@ -25,7 +25,7 @@ examples:
   workbench run --model shape:tiny --mode legacy --json > run.json
   workbench compare --model smollm2 --workload fixed:requests=16,input=64,output=32 --device cpu
   workbench compare --model oracle --legs legacy,async --repeats 3 --report runs/oracle.html
-  workbench bench --only host,recorder
+  workbench bench decode mix --device cuda
   workbench doctor
   workbench lab
 """
@@ -137,11 +137,10 @@ def _add_compare(commands: Any) -> None:
 
 
 def _add_bench(commands: Any) -> None:
-    parser = _command(commands, "bench", _bench, help="measure host time, hidden share and recorder cost")
-    parser.add_argument("--only", metavar="NAMES", help="some of: host, hidden, recorder, steady")
-    parser.add_argument("--device", default="cpu", help="cpu, inline or cuda (default: %(default)s)")
-    parser.add_argument("--out", default="runs/bench", help="folder for the JSON file (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="fewer samples, to see whether it works")
+    from workbench.bench.command import EXAMPLES, add_bench_flags
+
+    help_text = "measure decode, a mix of requests, host time, hidden share, recorder cost"
+    add_bench_flags(_command(commands, "bench", _bench, help=help_text, epilog=EXAMPLES))
 
 
 def _add_demo(commands: Any) -> None:
@@ -229,11 +228,9 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace) -> int:
-    from workbench.bench import run_benchmarks
+    from workbench.bench.command import bench
 
-    names = args.only.split(",") if args.only else None
-    run_benchmarks(names, device=args.device, out=Path(args.out), quick=args.quick, say=print)
-    return 0
+    return bench(args, _say_beside_bars)
 
 
 def _demo(args: argparse.Namespace) -> int:
@@ -272,6 +269,14 @@ def _clock_of(unit: str) -> str:
 
 def _say(text: str, end: str = "\n") -> None:
     print(text, end=end, flush=True)
+
+
+def _say_beside_bars(text: str) -> None:
+    """Leaves no pieces of a progress bar between the lines."""
+    from tqdm import tqdm
+
+    tqdm.write(text)
+    sys.stdout.flush()
 
 
 @contextlib.contextmanager

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from engine.attention.base import HeadSizes, PlannerLimits
 from engine.batch import BatchShape, ForwardBatch
+from engine.device import Device
 from engine.kernels.torch import append
 from engine.models.base import LayerCache
 
@@ -33,6 +35,9 @@ class TorchAttention:
 
     def __init__(self) -> None:
         self._plan: _Plan | None = None
+
+    def make_planner(self, device: Device, limits: PlannerLimits, sizes: HeadSizes) -> None:
+        """Nothing to plan: every index is made on the device."""
 
     def __call__(
         self,

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from engine.attention import triton_kernels
+from engine.attention.base import AttentionPlanner, HeadSizes, PlannerLimits
 from engine.batch import ForwardBatch
+from engine.device import Device
 from engine.errors import ConfigError
 from engine.kernels.torch import append
 from engine.kernels.triton import overlapped, power_of_two
@@ -54,6 +56,10 @@ class TritonAttention:
     def __init__(self, decode_tile: DecodeTile | None = None) -> None:
         self._tile = decode_tile
 
+    def make_planner(self, device: Device, limits: PlannerLimits, sizes: HeadSizes) -> AttentionPlanner | None:
+        """Nothing to plan: the kernels find each row's work on the device."""
+        return None
+
     def __call__(
         self,
         q_THD: Tensor,
@@ -82,7 +88,7 @@ class TritonAttention:
         if shape.num_decode:
             self.decode(q_THD, cache, batch, out_THD, scale=scale, window=window)
         if shape.num_prefill:
-            prefill(q_THD, cache, batch, out_THD, scale=scale, window=window)
+            self.prefill(q_THD, cache, batch, out_THD, scale=scale, window=window)
         return out_THD
 
     def decode(
@@ -97,6 +103,19 @@ class TritonAttention:
     ) -> None:
         """Attention of the decode rows into the first ``num_decode`` tokens of ``out``."""
         decode(q_THD, cache, batch, out_THD, scale=scale, window=window, tile=self._tile)
+
+    def prefill(
+        self,
+        q_THD: Tensor,
+        cache: LayerCache,
+        batch: ForwardBatch,
+        out_THD: Tensor,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> None:
+        """Attention of the prefill rows into their tokens of ``out``; padding tokens are left alone."""
+        prefill(q_THD, cache, batch, out_THD, scale=scale, window=window)
 
 
 def check_supported(q_THD: Tensor, cache: LayerCache) -> None:

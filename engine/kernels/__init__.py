@@ -9,12 +9,13 @@ __all__ = ["Kernels", "Norm", "Projection", "TorchKernels", "make_kernels"]
 
 
 def make_kernels(attention: str) -> Kernels:
-    """The operations that go with an attention backend: plain torch beside the reference, fused beside the others.
-
-    So ``attention_backend="torch"`` is the reference as a whole, and one option says what a model computes with.
-    """
+    """The operations of the same name as an attention backend, so that one option says what a model computes with."""
     if attention == "torch":
         return TorchKernels()
+    if attention == "flashinfer":
+        from engine.kernels.flashinfer import FlashInferKernels
+
+        return FlashInferKernels()
     from engine.kernels.triton import TritonKernels
 
     return TritonKernels()

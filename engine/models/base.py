@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from engine.batch import ForwardBatch
+from engine.device import Device
+
+if TYPE_CHECKING:
+    from engine.attention.base import AttentionPlanner, PlannerLimits
 
 LayerCache = tuple[Tensor, ...]
 """The paged tensors of one layer, each [num_blocks + 1, block_size, *per-token shape]; the last block is the dummy."""
@@ -50,4 +54,17 @@ class Model(Protocol):
 
     def __call__(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
         """Logits, shape [L, vocab_size]."""
+        ...
+
+
+@runtime_checkable
+class PlansPrefill(Protocol):
+    """A model that lets its attention backend plan prefill rows. Without this method nothing is planned."""
+
+    def make_planner(self, device: Device, limits: PlannerLimits) -> AttentionPlanner | None:
+        """For one engine on this model; None where the backend plans nothing.
+
+        Raises:
+            ConfigError: the backend cannot run this model with these limits.
+        """
         ...

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engine.attention.base import Attention
+from engine.attention.base import Attention, AttentionPlanner, HeadSizes, PlannerLimits
 from engine.batch import ForwardBatch
+from engine.device import Device
 from engine.kernels import Kernels, make_kernels
 from engine.models.base import LayerCache, PagedState
 from engine.models.checkpoint import damaged
@@ -163,7 +164,7 @@ class DecoderModel(nn.Module):
         self.config = config
         self.vocab_size, self.max_position = config.vocab_size, config.max_position
         self.embedding = _empty(config.vocab_size, config.hidden_size, **placement)
-        self.kernels = make_kernels(attention.name)
+        self.attention, self.kernels = attention, make_kernels(attention.name)
         backends = Backends(attention, self.kernels)
         self.layers = nn.ModuleList(Layer(config, layer, backends, **placement) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **placement)
@@ -200,6 +201,14 @@ class DecoderModel(nn.Module):
         """Keys and values of every layer."""
         shape = (self.config.num_kv_heads, self.config.head_dim)
         return [PagedState(shapes=(shape, shape), dtypes=(self.dtype, self.dtype))] * self.config.num_layers
+
+    def make_planner(self, device: Device, limits: PlannerLimits) -> AttentionPlanner | None:
+        """See :class:`engine.models.base.PlansPrefill`; layers with a window are not planned."""
+        if None not in self.config.windows:
+            return None
+        config = self.config
+        sizes = HeadSizes(config.num_heads, config.num_kv_heads, config.head_dim, self.dtype)
+        return self.attention.make_planner(device, limits, sizes)
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
         """Logits, shape [L, V], in the model's dtype."""

@@ -152,8 +152,8 @@ class TestTheSameBatchAgain:
         held, other = first.batch(shape), second.batch(shape)
         q, k, v = first.new(held)
         attention(q, k, v, first.driver.caches[0], held, scale=0.3)
-        for mine, new in zip(held[:-1], other[:-1], strict=True):
-            if mine.shape == new.shape:
+        for mine, new in zip(held, other, strict=True):
+            if isinstance(mine, Tensor) and mine.shape == new.shape:
                 mine.copy_(new)
         first.driver.caches[0][0].copy_(second.driver.caches[0][0])
         first.driver.caches[0][1].copy_(second.driver.caches[0][1])

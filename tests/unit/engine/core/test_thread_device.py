@@ -130,9 +130,9 @@ class TestOverlap:
         log: list[str] = []
         launch, wait, copy_wait = Runner._launch, _HostEvent.wait, type(world.engine.device.copy).wait_for
 
-        def logged_launch(self: Runner, stream: Any, name: str, *rest: Any) -> None:
+        def logged_launch(self: Runner, stream: Any, name: str, *rest: Any) -> Any:
             log.append(f"{stream.name}:{name}")
-            launch(self, stream, name, *rest)
+            return launch(self, stream, name, *rest)
 
         def logged_wait(self: _HostEvent) -> None:
             log.append("host waits")
@@ -172,7 +172,7 @@ class TestOverlap:
         runner = engine.runner
         assert engine.counters.overlap_steps > 100
         assert engine.counters.rows_moved > 10
-        assert [slab.num_waits for slab in (runner.step_slab, runner.index_slab, runner.move_slab)] == [0, 0, 0]
+        assert [slab.num_waits for slab in (runner.step_slab, runner.samples.index_slab, runner.move_slab)] == [0, 0, 0]
 
     @pytest.mark.parametrize("seed", range(6))
     def test_with_a_device_of_any_pace_answers_as_alone(self, seed: int) -> None:
@@ -183,8 +183,8 @@ class TestOverlap:
         paces = [0.0, 0.0, 0.0004, 0.002]
         launch = engine.runner._launch
 
-        def uneven(stream: Any, name: str, work: Any, sleep_s: float = 0.0) -> None:
-            launch(stream, name, work, sleep_s + rng.choice(paces))
+        def uneven(stream: Any, name: str, work: Any, sleep_s: float = 0.0, follows: Any = None) -> Any:
+            return launch(stream, name, work, sleep_s + rng.choice(paces), follows)
 
         engine.runner._launch = uneven  # type: ignore[method-assign]
         play(World(engine), rng, num_acts=40)

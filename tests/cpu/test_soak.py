@@ -1,0 +1,35 @@
+"""The soak's body on the CPU devices, for a few hundred iterations; ten thousand run on CUDA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.soak import soak
+
+GRAPHS: list[dict[str, Any]] = [{}, {"graphs": (2, 8), "graph_non_decode": False}]
+
+
+class TestSoak:
+    @pytest.mark.parametrize("options", GRAPHS, ids=["eager", "buckets"])
+    @pytest.mark.parametrize("device", ["inline", "cpu"])
+    def test_of_three_hundred_iterations_gives_back_every_block_and_waits_for_no_staging(
+        self, device: str, options: dict[str, Any]
+    ) -> None:
+        report = soak(device, 300, seed=3, **options)
+
+        assert report.num_waits == [0, 0, 0]
+        assert {"overlap", "no_overlap", "legacy", "primer", "drain"} <= set(report.orders)
+        assert {"length", "stop", "abort"} <= set(report.finished)
+        assert (report.graph_hits > 0) == bool(options)
+
+    def test_is_the_same_life_on_both_devices(self) -> None:
+        assert soak("inline", 100, seed=5) == soak("cpu", 100, seed=5)
+
+    def test_measures_once_a_tenth_with_nothing_live(self) -> None:
+        taken = iter(range(100))
+
+        report = soak("inline", 60, seed=6, measure=lambda: next(taken))
+
+        assert report.memory == list(range(10))

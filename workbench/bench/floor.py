@@ -1,0 +1,72 @@
+"""The least time of a decode step: the bytes it must read over the bandwidth of a copy. docs/metrics.md defines it."""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from engine.models.base import Model
+
+_COPIES, _SAMPLES = 4, 9
+_BUFFER_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}
+"""Far above every cache."""
+
+
+def copy_bandwidth(device: torch.device, *, buffer_bytes: int | None = None) -> float:
+    """Bytes a second of a copy inside the device's memory, read and written; median. Waits for the device."""
+    size = buffer_bytes or _BUFFER_BYTES[device.type]
+    source = torch.ones(size, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    _copy_seconds(target, source)  # the first writing of a page is slower
+    return 2 * size / median(_copy_seconds(target, source) for _ in range(_SAMPLES))
+
+
+def _copy_seconds(target: Tensor, source: Tensor) -> float:
+    """Of one copy; on CUDA between two events around several, so that launching one costs nothing."""
+    if target.device.type != "cuda":
+        begin = time.perf_counter()
+        target.copy_(source)
+        return time.perf_counter() - begin
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before.record()
+    for _ in range(_COPIES):
+        target.copy_(source)
+    after.record()
+    after.synchronize()
+    return float(before.elapsed_time(after)) / 1e3 / _COPIES
+
+
+def weight_bytes(model: Model) -> int:
+    """Bytes of the weights that every decode step reads: all but an embedding that is not also the head.
+
+    Such a one is read one row a token. Two matrices with a row for each id are embedding and head, a single one is
+    both.
+    """
+    parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
+    vocabulary = [one for one in parameters if one.dim() == 2 and one.shape[0] == model.vocab_size]
+    looked_up = _bytes(vocabulary[0]) if len(vocabulary) > 1 else 0
+    return sum(map(_bytes, parameters)) - looked_up
+
+
+def kv_bytes(model: Model, tokens: float) -> float:
+    """Cache bytes of so many tokens, all layers; a sliding window is not taken off."""
+    return tokens * sum(state.bytes_per_token() for state in model.cache_layout())
+
+
+def floor_ms(model: Model, *, rows: int, cached: float, bandwidth: float) -> float:
+    """Milliseconds of a decode step of ``rows`` rows with ``cached`` tokens each, if reading were all.
+
+    Args:
+        model: Weights and cache layout.
+        rows: Requests in the step.
+        cached: Tokens whose keys and values a row reads, on average.
+        bandwidth: Bytes a second.
+    """
+    return (weight_bytes(model) + kv_bytes(model, rows * cached)) / bandwidth * 1e3
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
