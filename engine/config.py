@@ -14,7 +14,7 @@ Mode = Literal["async", "legacy"]
 DeviceKind = Literal["cpu", "inline", "cuda"]
 DTypeName = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 GraphDistribution = Literal["exponential", "linear", "hybrid"]
-GraphSizes = int | Sequence[int] | None
+GraphSizes = Literal["auto"] | int | Sequence[int] | None
 
 MODES: tuple[str, ...] = get_args(Mode)
 DEFAULT_MODE: Mode = "async"
@@ -79,10 +79,12 @@ class EngineConfig:
     prefill rows, planned in prepare. ``auto``: triton where it runs, as it is the faster."""
     ssm_backend: str = "auto"
     """Backend of state-space layers. Not available yet."""
-    graphs: GraphSizes = None
-    """Captured forwards: None or 0 = none, a count of sizes, -1 = automatic, or a list of token counts.
-    On the CPU devices a graph is a traced and frozen forward of fixed shape, called a bucket: one for each size, mix of
-    rows (``graph_non_decode``) and power-of-two length of the cache, so name few sizes there."""
+    graphs: GraphSizes = "auto"
+    """Captured forwards: None or 0 = none, a count of sizes, -1 = a count by the largest size, or a list of token
+    counts. ``auto``: none on the CPU devices; on CUDA decode forwards of 1, 2, 4, 8, 16, 24, .. rows, without which
+    launches from Python would keep the GPU waiting. On the CPU devices a graph is a traced and frozen forward of fixed
+    shape, called a bucket: one for each size, mix of rows (``graph_non_decode``) and power-of-two length of the cache,
+    so name few sizes there."""
     graph_distribution: GraphDistribution = "exponential"
     """How graph sizes are spaced when ``graphs`` is a count."""
     graph_non_decode: bool = True
@@ -163,15 +165,7 @@ class EngineConfig:
             raise ConfigError("num_blocks and kv_cache_gb exclude each other; give one")
         if self.kv_cache_gb is not None and not self.kv_cache_gb > 0:
             raise ConfigError(f"kv_cache_gb must be above 0, got {self.kv_cache_gb!r}")
-        is_list = isinstance(self.graphs, Sequence)
-        is_count = isinstance(self.graphs, int) and not isinstance(self.graphs, bool) and self.graphs >= -1
-        if not (self.graphs is None or is_list or is_count):
-            raise ConfigError(f"graphs must be None, a count, -1 (automatic) or a list of sizes; got {self.graphs!r}")
-        if self.graphs is not None and not isinstance(self.graphs, int):
-            sizes = tuple(self.graphs)
-            if not sizes or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in sizes):
-                raise ConfigError(f"graphs as a list holds positive token counts, got {self.graphs!r}")
-            object.__setattr__(self, "graphs", sizes)
+        self._check_graphs()
         if self.max_batch_tokens < self.max_requests:
             raise ConfigError(
                 f"max_batch_tokens ({self.max_batch_tokens}) must be at least max_requests ({self.max_requests}), "
@@ -179,6 +173,19 @@ class EngineConfig:
             )
         if self.op_sleep_s < 0 or (self.op_sleep_s and self.device == "cuda"):
             raise ConfigError("op_sleep_s must be 0 or more, and works on the CPU devices only")
+
+    def _check_graphs(self) -> None:
+        if self.graphs == "auto":
+            return
+        is_list = isinstance(self.graphs, Sequence) and not isinstance(self.graphs, str)
+        is_count = isinstance(self.graphs, int) and not isinstance(self.graphs, bool) and self.graphs >= -1
+        if not (self.graphs is None or is_list or is_count):
+            raise ConfigError(f"graphs must be auto, None, a count, -1 or a list of sizes; got {self.graphs!r}")
+        if self.graphs is not None and not isinstance(self.graphs, int):
+            sizes = tuple(self.graphs)
+            if not sizes or any(isinstance(s, bool) or not isinstance(s, int) or s < 1 for s in sizes):
+                raise ConfigError(f"graphs as a list holds positive token counts, got {self.graphs!r}")
+            object.__setattr__(self, "graphs", sizes)
 
     @classmethod
     def from_mapping(cls, values: dict[str, Any], *, source: str = "config") -> EngineConfig:

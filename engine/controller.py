@@ -188,6 +188,8 @@ class Controller:
             iteration.void_reasons.add("inline_device")
         self.current = iteration
         self.runner.iteration = iteration.index
+        if self.recorder.enabled:
+            self.runner.device.keep_time()
         self.recorder.begin_iteration(iteration.index, order.label, reason.value, self.mode)
         return iteration
 

@@ -139,6 +139,14 @@ class Device(ABC):
             return 0
         return pages * os.sysconf("SC_PAGE_SIZE")
 
+    def keep_time(self) -> None:  # noqa: B027 - the CPU devices stamp times on the host's own clock
+        """Called between iterations, so that times of the device stay true on the host's clock. Never waits."""
+
+    @property
+    def clock_error_ns(self) -> int | None:
+        """Measured bound on how far device times are off the host's clock; None where they are taken on it."""
+        return None
+
     def active(self) -> AbstractContextManager[None]:
         """Entered around each phase: work launched on the compute stream then costs the host less. May be nothing."""
         return nullcontext()

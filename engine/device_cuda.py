@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -12,20 +11,22 @@ import torch
 from torch import Tensor
 
 from engine.device import Device, Event, Stream, Timing, TracedForwards, Work
+from engine.device_clock import EventClock
 from engine.errors import ConfigError
 
 
 class CudaTiming(Timing):
-    """A pair of timing events, placed on the host clock by the device's anchor. Reading never waits.
+    """A pair of timing events, placed on the host clock by an anchor of that time. Reading never waits.
 
     Work that follows other work of the same launch begins where that ended, and shares its event. Events go back to
     the device once nobody holds this any more: making one costs more than recording it.
     """
 
-    __slots__ = ("_device", "_end", "_follows", "_start")
+    __slots__ = ("_anchor", "_device", "_end", "_follows", "_start")
 
     def __init__(self, device: CudaDevice, follows: CudaTiming | None) -> None:
         self._device = device
+        self._anchor = device.clock.anchor
         self._follows = follows
         self._start: Any = device.timing_event() if follows is None else follows._end
         self._end: Any = device.timing_event()
@@ -47,17 +48,13 @@ class CudaTiming(Timing):
     def done(self) -> bool:
         return bool(self._end.query())
 
-    def _ns(self, event: Any) -> int:
-        anchor_event, anchor_ns = self._device.anchor
-        return int(anchor_ns + round(anchor_event.elapsed_time(event) * 1e6))
-
     @property
     def start_ns(self) -> int:
-        return self._ns(self._start)
+        return EventClock.place(self._anchor, self._start)
 
     @property
     def end_ns(self) -> int:
-        return self._ns(self._end)
+        return EventClock.place(self._anchor, self._end)
 
     def event(self) -> CudaEvent:
         """Its end, as an event to wait for; keeps the pair from being used anew."""
@@ -207,19 +204,25 @@ class CudaDevice(Device):
         self._active = _Active(self, self.compute)
         self._users_stream: tuple[Any, Any] = (None, None)
         self._pool: Any = None
-        self.anchor = self._make_anchor()
+        torch.cuda.synchronize(self.torch_device)
+        self._clock_stream = torch.cuda.Stream(self.torch_device)
+        self.clock = EventClock(self._record_anchor)
 
     def timing_event(self) -> Any:
         """One not in use."""
         return self.timing_events.pop() if self.timing_events else torch.cuda.Event(enable_timing=True)
 
-    def _make_anchor(self) -> tuple[Any, int]:
+    def _record_anchor(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)
-        torch.cuda.synchronize(self.torch_device)
-        before_ns = time.perf_counter_ns()
-        event.record()
-        event.synchronize()
-        return event, (before_ns + time.perf_counter_ns()) // 2
+        event.record(self._clock_stream)
+        return event
+
+    def keep_time(self) -> None:
+        self.clock.keep()
+
+    @property
+    def clock_error_ns(self) -> int | None:
+        return self.clock.error_ns
 
     def users_stream(self) -> Any:
         """The current stream of this thread; made into an object anew only where it has changed."""

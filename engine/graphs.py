@@ -58,6 +58,7 @@ def graph_list(config: EngineConfig, max_sequence_length: int) -> list[BatchDime
     prefill rows for P in 1, 2, 4, .. and the rest of the tokens as decode rows, where valid:
     ``P + d <= max_requests`` and ``P + d <= tokens <= P * max_sequence_length + d``.
     """
+    assert config.graphs != "auto", "settled by resolve_config"
     if config.graphs is None or config.graphs == 0:
         return []
     rows = config.max_requests
@@ -85,6 +86,7 @@ def _mixed_graphs(config: EngineConfig, max_sequence_length: int) -> set[BatchDi
         sizes = graph_sizes(config.max_batch_tokens, config.graphs, shape)
     else:
         assert config.graphs is not None
+        assert not isinstance(config.graphs, str)
         sizes = [size for size in config.graphs if size <= config.max_batch_tokens]
     dims = set()
     for size in sizes:

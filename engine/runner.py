@@ -17,6 +17,7 @@ from engine.batch import BatchDimensions, BatchShape, PrefillPlan
 from engine.columns import DeviceColumns
 from engine.config import ResolvedConfig
 from engine.device import Device, Stream, Timing, TracedForwards, Work
+from engine.errors import ConfigError
 from engine.graphs import GraphSet, graph_list
 from engine.layout import NO_NEW_BLOCKS, DecodeBatch, Layout, NewBlocks, are_neighbours, as_index
 from engine.models.base import Model, PlansPrefill
@@ -335,7 +336,12 @@ class Runner:
             half.copied.wait()
             prefill_plan = self._plan_prefill(shape, half, dummies, is_captured=True)
             step = StepFunction(self.model, self.block_size, shape, prefill_plan)
-            replay = self.device.capture(step, self._step_inputs(shape), traced)
+            try:
+                replay = self.device.capture(step, self._step_inputs(shape), traced)
+            except RuntimeError as error:
+                raise ConfigError(
+                    f"graphs: a forward of {shape.num_tokens} tokens cannot be captured ({error}); use graphs=None"
+                ) from error
             self.graphs.add(shape, replay)
             if self.device.kind == "cuda" and not shape.num_prefill:
                 self.samples.capture(shape, replay)

@@ -10,6 +10,7 @@ from engine.attention import backend_name
 from engine.config import EngineConfig, ResolvedConfig
 from engine.device import Device
 from engine.errors import ConfigError
+from engine.graphs import graph_sizes
 from engine.models.base import Model
 from engine.models.loader import LoadedModel
 from engine.sampling import sampler_name
@@ -34,7 +35,7 @@ def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) ->
             "a sequence must fit one forward; raise max_batch_tokens or lower max_sequence_length"
         )
     return ResolvedConfig(
-        config=config,
+        config=_with_graphs(config, device),
         dtype=dtype,
         num_blocks=_checked_blocks(_num_blocks(config, model, limit), config, model, device),
         max_sequence_length=limit,
@@ -45,6 +46,15 @@ def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) ->
         attention_backend=backend_name(config.attention_backend, device.torch_device.type, getattr(torch, dtype)),
         model=loaded.name,
     )
+
+
+def _with_graphs(config: EngineConfig, device: Device) -> EngineConfig:
+    """``graphs="auto"`` settled: every launch outside of a graph costs a GPU's host dear, so there it is not none."""
+    if config.graphs != "auto":
+        return config
+    if device.kind != "cuda":
+        return config.replace(graphs=None)
+    return config.replace(graphs=tuple(graph_sizes(config.max_requests, -1, "linear")), graph_non_decode=False)
 
 
 def _dtype(config: EngineConfig, loaded: LoadedModel, device: Device) -> str:

@@ -66,7 +66,7 @@ def add_config_flags(parser: argparse.ArgumentParser, *, without: tuple[str, ...
         flag = "--" + one.name.replace("_", "-")
         words = " ".join(filter(None, (documents[one.name], _MORE_HELP.get(one.name))))
         text = words.replace("%", "%%") + f" Default: {one.default}."
-        kind: dict[str, Any] = {"metavar": "N|N,N,..." if one.name == "graphs" else _metavar(hints[one.name])}
+        kind: dict[str, Any] = {"metavar": "auto|N|N,N,..." if one.name == "graphs" else _metavar(hints[one.name])}
         if hints[one.name] is bool:
             kind = {"action": argparse.BooleanOptionalAction}
         place = later if _NOT_YET in documents[one.name] else group
@@ -125,6 +125,8 @@ def _value(name: str, hint: Any, text: str | bool) -> Any:
     kinds = getattr(hint, "__args__", (hint,))
     if type(None) in kinds and text.lower() == "none":
         return None
+    if name == "graphs" and text.lower() == "auto":
+        return "auto"
     if name == "graphs" and "," in text:
         return [_number(name, part, int) for part in text.split(",") if part]
     for kind in (int, float):

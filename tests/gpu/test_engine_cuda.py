@@ -93,7 +93,11 @@ class TestDeviceTimes:
             spans = [span for span in engine.recorder.spans() if span.category.value == "device"]
             begins = {record.iteration: record.begin_ns for record in engine.recorder.iterations()}
 
+            bound_ns = engine.device.clock_error_ns
+
         assert spans
+        assert bound_ns is not None
+        assert 0 < bound_ns < 100_000
         for span in spans:
             assert span.end_ns > span.start_ns
-            assert span.start_ns > begins[span.iteration] - 1_000_000
+            assert span.start_ns > begins[span.iteration] - bound_ns

@@ -40,7 +40,7 @@ def sleepy_engine() -> tuple[Engine, Sleepy]:
     torch.cuda._sleep(1000)  # its first launch loads a module, which takes half a second
     loaded = load_model("shape:tiny", dtype=torch.bfloat16, device=torch.device("cuda", 0))
     model = Sleepy(loaded.model)
-    config = EngineConfig(device="cuda", max_requests=8, max_batch_tokens=256, max_sequence_length=128)
+    config = EngineConfig(device="cuda", max_requests=8, max_batch_tokens=256, max_sequence_length=128, graphs=None)
     sleepy = LoadedModel(
         model=model,
         tokenizer=None,

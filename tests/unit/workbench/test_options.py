@@ -82,7 +82,7 @@ class TestFlags:
         add_config_flags(parser)
 
         text = " ".join(parser.format_help().split())
-        assert "--graphs N|N,N,... " in text
+        assert "--graphs auto|N|N,N,... " in text
         assert "captured once for each mix of decode and prefill rows" in text
 
     @pytest.mark.parametrize(
