@@ -6,6 +6,7 @@ Everything here launches and nothing waits, but for :meth:`SampleResult.wait`, w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ from engine.sampling.base import Sampler
 from engine.staging import Field, HostSlab, Slab
 from engine.step_function import StepFunction, has_decode_inputs, make_caches
 from engine.table import Moves, RequestTable, Rows
+from tracing.nvtx_ranges import CATEGORY_OF_DETAIL
 from tracing.recorder import Recorder
 from tracing.records import BatchInfo
 
@@ -108,7 +110,8 @@ class Runner:
         follows: Timing | None = None,
     ) -> Timing | None:
         sleep_s += self.device.op_sleep_s.get(name, 0.0)
-        timing = stream.launch(work, timed=self.recorder.enabled, sleep_s=sleep_s, follows=follows)
+        with self.recorder.phase(name) if name in CATEGORY_OF_DETAIL else nullcontext():
+            timing = stream.launch(work, timed=self.recorder.enabled, sleep_s=sleep_s, follows=follows)
         if timing is not None:
             self.recorder.device(name, stream.name, self.iteration, timing)
         return timing
@@ -244,8 +247,12 @@ class Runner:
         compute, logits = self.device.compute, Logits()
         published = self._launch(compute, "publish", lambda: self._publish(plan))
         plan.half.copied = compute.record()
-        work = self._replay_work(plan, logits) if plan.graph is not None else self._eager_work(plan, logits)
-        self._launch(compute, "forward", work, self.resolved.config.op_sleep_s, published)
+        sleep_s = self.resolved.config.op_sleep_s
+        if plan.graph is None:
+            self._launch(compute, "forward", self._eager_work(plan, logits), sleep_s, published)
+        else:
+            with self.recorder.phase("replay"):
+                self._launch(compute, "forward", self._replay_work(plan, logits), sleep_s, published)
         return PendingForward(
             iteration=self.iteration,
             plan=plan,

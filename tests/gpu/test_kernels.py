@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from torch import Tensor
 from engine.kernels import TorchKernels
 
 pytest.importorskip("triton")
-from engine.kernels.triton import Tile, TritonKernels, one_row, swiglu, tile_for
+from engine.kernels.triton import TritonKernels, swiglu
+from engine.kernels.triton_products import Tile, few_rows, few_rows_tile, one_row, one_row_tile
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {
@@ -114,9 +117,9 @@ class TestRotateAndAppend:
 
 
 class TestProducts:
-    """One row takes our kernel, more take cuBLAS."""
+    """One row and a few rows take kernels of our own, more take cuBLAS."""
 
-    ROWS = (1, 2, 17)
+    ROWS = (1, 2, 17, 65)
 
     @pytest.mark.parametrize("rows", ROWS)
     @pytest.mark.parametrize(("outputs", "inputs", "bias"), [(96, 64, True), (1024, 2048, False), (1000, 1152, True)])
@@ -163,6 +166,79 @@ class TestProducts:
     def test_tiles_hold_powers_of_two(self) -> None:
         for outputs, inputs in ((4096, 1024), (1024, 3072), (12288, 4096), (151936, 1024), (100, 72)):
             for is_swiglu in (False, True):
-                tile = tile_for(1, outputs, inputs, is_swiglu=is_swiglu)
-                assert tile is not None
+                tile = one_row_tile(outputs, inputs, is_swiglu=is_swiglu)
                 assert all(size & (size - 1) == 0 for size in (tile.block_n, tile.block_k, tile.num_warps))
+
+    @pytest.mark.parametrize("rows", [1, 8])
+    def test_float16_is_computed(self, rows: int) -> None:
+        x, parameters = random(rows, 1024, dtype=torch.float16, scale=200.0), norm(1024, torch.float16)
+        p = projection(512, 1024, bias=False, dtype=torch.float16)
+
+        out = KERNELS.norm_linear(x, parameters, p.weight)
+
+        check("product", out, REFERENCE.norm_linear(wide(x), wide(parameters), wide(p).weight))
+
+
+class TestFewRows:
+    """Tiles, rows and sizes that divide each other and that do not."""
+
+    DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # Triton's interpreter computes no bfloat16
+    TILES = (
+        Tile(32, 256, 4, 4, prefetch=1024),
+        Tile(8, 512, 8, 4, prefetch=4096),
+        Tile(64, 128, 2, 3),
+        Tile(16, 256, 4, 5, splits=2, prefetch=4096),
+    )
+    ROWS = (2, 7, 8, 15, 16)
+    SIZES = ((1000, 2048), (101, 1160))
+
+    def part(self, outputs: int, inputs: int, *, bias: bool = True) -> SimpleNamespace:
+        return projection(outputs, inputs, bias=bias, dtype=self.DTYPE)
+
+    def call(self, x: Tensor, p: SimpleNamespace, tile: Tile, size: int, **around: Any) -> Tensor:
+        """The result, whose neighbours in memory stay as they are."""
+        guarded = torch.full((x.shape[0] + 2, size), float("nan"), dtype=self.DTYPE, device=DEVICE)
+        out = few_rows(x, p.weight, tile, bias=p.bias, out=guarded[1:-1], **around)
+        assert guarded[[0, -1]].isnan().all()
+        return out
+
+    @pytest.mark.parametrize("rows", ROWS)
+    @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+    @pytest.mark.parametrize("tile", TILES)
+    def test_added_to_the_residual(self, rows: int, outputs: int, inputs: int, tile: Tile) -> None:
+        x, p = random(rows, inputs, dtype=self.DTYPE), self.part(outputs, inputs)
+        residual = random(rows, outputs, dtype=self.DTYPE, scale=4.0)
+
+        out = self.call(x, p, tile, outputs, residual=residual)
+
+        check("product", out, REFERENCE.linear_add(wide(x), wide(p), wide(residual)))
+
+    @pytest.mark.parametrize("tile", TILES)
+    def test_two_runs_agree_in_every_bit(self, tile: Tile) -> None:
+        x, p = random(15, 2048, dtype=self.DTYPE), self.part(1000, 2048)
+
+        assert torch.equal(self.call(x, p, tile, 1000), self.call(x, p, tile, 1000))
+
+    @pytest.mark.parametrize("tile", TILES)
+    def test_a_row_is_the_same_in_every_bit_beside_any_others(self, tile: Tile) -> None:
+        x, p = random(16, 2048, dtype=self.DTYPE), self.part(1000, 2048)
+        others = random(8, 2048, dtype=self.DTYPE, scale=50.0)
+        others[5] = x[5]
+
+        alone = self.call(x[:8], p, tile, 1000)
+
+        assert torch.equal(self.call(others, p, tile, 1000)[5], alone[5])
+        assert torch.equal(self.call(x, p, tile, 1000)[:8], alone)
+
+    def test_inputs_whose_rows_are_not_aligned(self) -> None:
+        x, p = random(9, 75, dtype=self.DTYPE), self.part(64, 75)
+
+        check("product", self.call(x, p, self.TILES[0], 64), REFERENCE.linear(wide(x), wide(p).weight, wide(p).bias))
+
+    def test_a_tile_of_the_table_fits_every_product_of_the_shapes_we_time(self) -> None:
+        sizes = ((1024, 2048), (1024, 3072), (4096, 4096), (4096, 12288), (576, 1536))
+        for (outputs, inputs), rows in itertools.product(sizes, (2, 8, 16)):
+            x, p = random(rows, inputs, dtype=self.DTYPE), self.part(outputs, inputs, bias=False)
+            tile = few_rows_tile(rows, outputs, inputs)
+            if tile is not None:
+                check("product", self.call(x, p, tile, outputs), wide(x) @ wide(p).weight.T)
