@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -14,20 +15,28 @@ from engine.device import Device, Event, Stream, Timing, TracedForwards, Work
 from engine.device_clock import EventClock
 from engine.errors import ConfigError
 
+BEFORE_RETURN_NS = 10_000
+"""How long before a launch returns an idle device begins with it: 9 to 14 µs for graphs on the H200 machine, where
+launching takes longer than that (docs/metrics.md); half of a launch that is shorter."""
+
 
 class CudaTiming(Timing):
     """A pair of timing events, placed on the host clock by an anchor of that time. Reading never waits.
 
-    Work that follows other work of the same launch begins where that ended, and shares its event. Events go back to
-    the device once nobody holds this any more: making one costs more than recording it.
+    Work that follows other work of the same launch begins where that ended, and shares its event. On an idle device
+    the start event passes as soon as it is recorded, while the host still launches the work behind it: so a start lies
+    no earlier than the first launch, where that is known. Events go back to the device once nobody holds this any more:
+    making one costs more than recording it.
     """
 
-    __slots__ = ("_anchor", "_device", "_end", "_follows", "_start")
+    __slots__ = ("_anchor", "_device", "_end", "_follows", "_start", "not_before_ns")
 
     def __init__(self, device: CudaDevice, follows: CudaTiming | None) -> None:
         self._device = device
         self._anchor = device.clock.anchor
         self._follows = follows
+        self.not_before_ns = 0
+        """Host time before which nothing of the work can have run."""
         self._start: Any = device.timing_event() if follows is None else follows._end
         self._end: Any = device.timing_event()
 
@@ -50,11 +59,11 @@ class CudaTiming(Timing):
 
     @property
     def start_ns(self) -> int:
-        return EventClock.place(self._anchor, self._start)
+        return max(self.not_before_ns, EventClock.place(self._anchor, self._start))
 
     @property
     def end_ns(self) -> int:
-        return EventClock.place(self._anchor, self._end)
+        return max(self.not_before_ns, EventClock.place(self._anchor, self._end))
 
     def event(self) -> CudaEvent:
         """Its end, as an event to wait for; keeps the pair from being used anew."""
@@ -108,8 +117,10 @@ class CudaStream(Stream):
         assert follows is None or isinstance(follows, CudaTiming)
         timing = CudaTiming(self._device, follows)
         timing.begin(self.stream)
+        self._device.first_launch_ns = None
         work()
         timing.end(self.stream)
+        timing.not_before_ns = self._device.first_launch_ns or 0
         self._newest = timing
         return timing
 
@@ -197,6 +208,8 @@ class CudaDevice(Device):
         super().__init__(torch.device("cuda", torch.cuda.current_device()))
         self.timing_events: list[Any] = []
         """Not in use."""
+        self.first_launch_ns: int | None = None
+        """When the first launch of the work in hand reached the device, as near as the host can tell."""
         self.current: CudaStream | None = None
         """The stream that is this thread's current one, while a phase runs."""
         self.compute = CudaStream("compute", self)
@@ -252,7 +265,9 @@ class CudaDevice(Device):
 
     def bind_copy(self, target: Tensor, source: Tensor) -> Work:
         def copy() -> None:
+            called_ns = time.perf_counter_ns()
             target.copy_(source, non_blocking=True)
+            self._note_launch(called_ns)
 
         return copy
 
@@ -275,10 +290,17 @@ class CudaDevice(Device):
         self._pool = self._pool or graph.pool()
 
         def replay() -> Tensor:
+            called_ns = time.perf_counter_ns()
             graph.replay()
+            self._note_launch(called_ns)
             return output
 
         return replay
+
+    def _note_launch(self, called_ns: int) -> None:
+        if self.first_launch_ns is None:
+            returned_ns = time.perf_counter_ns()
+            self.first_launch_ns = returned_ns - min(BEFORE_RETURN_NS, (returned_ns - called_ns) // 2)
 
     def synchronize(self) -> None:
         self.raise_error()

@@ -9,8 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from tracing.blame import blame_bubbles
+from tracing.blame_totals import BlameTotals, blame_totals
+from tracing.canonical import sorted_iterations
 from tracing.comparison import format_comparison
-from tracing.intervals import Interval, gaps, intersect, length, merge, subtract
+from tracing.intervals import Interval, intersect, length, merge, subtract
 from tracing.records import (
     BATCH_OF,
     COMPUTE_LANE,
@@ -35,6 +38,7 @@ from tracing.summary import (
     Summary,
     WastedRows,
 )
+from tracing.windows import bubbles_in, device_union, measured_windows
 
 __all__ = ["format_comparison", "iteration_table", "measured_windows", "request_latency", "summarise"]
 
@@ -49,7 +53,7 @@ def summarise(
     Device work that had not finished when ``spans`` was read is missing from them: wait for the device
     before reading a run's last iterations.
     """
-    records = sorted(iterations, key=lambda record: (record.begin_ns, record.iteration))
+    records = sorted_iterations(iterations)
     timed = [record for record in records if not record.is_void]
     windows = measured_windows(records)
     measured_ns = length(windows)
@@ -66,34 +70,11 @@ def summarise(
         orders=_order_rows(records),
         host=_host_times(spans, timed, measured_ns),
         device=_device_times(spans, timed, windows),
+        blame=_blame(spans, records),
         graphs=_graph_table(records),
         wasted_rows=_wasted_rows(records),
         requests=request_latency(requests, records),
     )
-
-
-def measured_windows(records: Sequence[IterationRecord]) -> list[Interval]:
-    """Stretches of wall time that count: from the begin of a timed iteration to the end of the last that follows it.
-
-    A stretch ends before a void iteration, where an iteration number is missing (one was abandoned), and where
-    an iteration left nothing queued or active (the engine then had no work: that is no bubble).
-
-    Args:
-        records: Sorted by begin.
-    """
-    windows: list[Interval] = []
-    last: IterationRecord | None = None
-    for record in records:
-        if record.is_void:
-            last = None
-            continue
-        goes_on = (
-            last is not None and record.iteration == last.iteration + 1 and bool(last.num_waiting + last.num_active)
-        )
-        start = windows.pop()[0] if goes_on else record.begin_ns
-        windows.append((start, record.end_ns))
-        last = record
-    return windows
 
 
 def iteration_table(spans: Sequence[Span], iterations: Sequence[IterationRecord]) -> list[IterationTimes]:
@@ -102,21 +83,18 @@ def iteration_table(spans: Sequence[Span], iterations: Sequence[IterationRecord]
     A host span counts for the record with its number that it lies in, so what an abandoned iteration
     left behind is never charged to the one that took its number.
     """
-    busy = _device_union(spans, COMPUTE_LANE)
+    busy = device_union(spans, COMPUTE_LANE)
     by_iteration: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         if span.category in (Category.PHASE, Category.WAIT):
             by_iteration[span.iteration].append(span)
-    return [
-        _iteration_times(record, by_iteration[record.iteration], busy)
-        for record in sorted(iterations, key=lambda record: (record.begin_ns, record.iteration))
-    ]
+    return [_iteration_times(record, by_iteration[record.iteration], busy) for record in sorted_iterations(iterations)]
 
 
 def request_latency(requests: Sequence[RequestRecord], records: Sequence[IterationRecord] = ()) -> RequestLatency:
     """Queue delay, TTFT, TPOT, ITL and end-to-end time of requests; those that met a void iteration are left out."""
     void = merge((record.begin_ns, record.end_ns) for record in records if record.is_void)
-    timed = [request for request in requests if not _meets(request, void)]
+    timed = [request for request in requests if not meets(request, void)]
     return RequestLatency(
         count=len(timed),
         num_void=len(requests) - len(timed),
@@ -198,12 +176,11 @@ def _host_phase(name: str, table: Sequence[IterationTimes], has_device: bool) ->
 
 
 def _device_times(spans: Sequence[Span], timed: Sequence[IterationRecord], windows: Sequence[Interval]) -> DeviceTimes:
-    compute = _device_union(spans, COMPUTE_LANE)
-    # Gaps are taken inside each stretch, so that what lies between two stretches is never a bubble.
-    bubbles = [gap for window in windows for gap in gaps(intersect([window], compute))]
+    compute = device_union(spans, COMPUTE_LANE)
+    bubbles = bubbles_in(windows, compute)
     busy_ns = length(intersect(windows, compute)) if compute else None
     bubble_ns = length(bubbles) if compute else None
-    copies = _device_union(spans, COPY_LANE)
+    copies = device_union(spans, COPY_LANE)
     measured_ns = length(windows)
     return DeviceTimes(
         busy_ns=busy_ns,
@@ -216,14 +193,20 @@ def _device_times(spans: Sequence[Span], timed: Sequence[IterationRecord], windo
     )
 
 
+def _blame(spans: Sequence[Span], records: Sequence[IterationRecord]) -> BlameTotals | None:
+    if not device_union(spans, COMPUTE_LANE):
+        return None
+    return blame_totals(blame_bubbles(spans, records), sum(not record.is_void for record in records))
+
+
 def _device_phases(spans: Iterable[Span], timed: Iterable[IterationRecord]) -> tuple[DevicePhase, ...]:
     record_of = {record.iteration: record for record in timed}
     totals: dict[tuple[str, str, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for span in spans:
         record = record_of.get(span.iteration)
-        if span.category is not Category.DEVICE or record is None or not _enqueued_in(span, record):
+        if span.category is not Category.DEVICE or record is None or not enqueued_in(span, record):
             continue
-        totals[span.name, span.lane, _batch_kind(span.name, record)][span.iteration] += span.duration_ns
+        totals[span.name, span.lane, batch_kind(span.name, record)][span.iteration] += span.duration_ns
     rows = []
     for name, lane, batch in sorted(totals, key=lambda key: (key[1] != COMPUTE_LANE, _phase_rank(key[0]), key[2])):
         time = Spread.of(totals[name, lane, batch].values())
@@ -232,13 +215,13 @@ def _device_phases(spans: Iterable[Span], timed: Iterable[IterationRecord]) -> t
     return tuple(rows)
 
 
-def _batch_kind(name: str, record: IterationRecord) -> str:
+def batch_kind(name: str, record: IterationRecord) -> str:
     side = BATCH_OF.get(name)
     batch = record.consumed if side == "consumed" else record.launched if side == "launched" else None
     return "-" if batch is None else batch.kind
 
 
-def _enqueued_in(span: Span, record: IterationRecord) -> bool:
+def enqueued_in(span: Span, record: IterationRecord) -> bool:
     return span.enqueued_ns is None or record.begin_ns <= span.enqueued_ns <= record.end_ns
 
 
@@ -291,16 +274,12 @@ def _wasted_rows(records: Sequence[IterationRecord]) -> WastedRows:
     return WastedRows(by_cause=_by_count(by_cause), total=total, consumed_rows=rows, share=_ratio(total, rows))
 
 
-def _meets(request: RequestRecord, void: Sequence[Interval]) -> bool:
+def meets(request: RequestRecord, void: Sequence[Interval]) -> bool:
     """Whether a void iteration ran while the request lived."""
     if not void:
         return False
     end_ns = void[-1][1] if request.finished_ns is None else request.finished_ns
     return bool(intersect([(request.arrival_ns, max(end_ns, request.arrival_ns + 1))], void))
-
-
-def _device_union(spans: Iterable[Span], lane: str) -> list[Interval]:
-    return merge(_interval(span) for span in spans if span.category is Category.DEVICE and span.lane == lane)
 
 
 def _interval(span: Span) -> Interval:

@@ -21,6 +21,8 @@ KINDS_NOTE = (
 )
 """What a table of both modes must say beside its rows."""
 
+IDLE_SECTION = "idle device: by what"
+
 _UNCOMPARABLE = ("queue delay", "step time, decode", "step time, prefill", "step time, mixed")
 """Metrics that mean something else in each mode, so that a ratio would mislead; ``docs/metrics.md`` says why."""
 
@@ -63,7 +65,14 @@ def comparison_rows(summaries: Sequence[Summary]) -> list[Row]:
     """
     if not summaries:
         raise ValueError("summaries must hold at least one run, got none")
-    metrics = [*_METRICS, *_phase_metrics(summaries), *_order_metrics(summaries), *_cause_metrics(summaries)]
+    metrics = [
+        *_METRICS,
+        *_idle_metrics(summaries),
+        *_BATCH_METRICS,
+        *_phase_metrics(summaries),
+        *_order_metrics(summaries),
+        *_cause_metrics(summaries),
+    ]
     return [Row(m.section, m.label, m.unit, tuple(m.get(s) for s in summaries), m.better) for m in metrics]
 
 
@@ -223,12 +232,34 @@ _METRICS: tuple[_Metric, ...] = (
     _Metric(_DEVICE, "device busy", "%", lambda s: _percent(s.device.busy_share)),
     _Metric(_DEVICE, "bubbles", "%", lambda s: _percent(s.device.bubble_share)),
     _Metric(_DEVICE, "bubble / iteration", "µs", lambda s: _us_each(s.device.bubble_ns, s.num_timed), "lower"),
+)
+
+_BATCH_METRICS: tuple[_Metric, ...] = (
     _Metric(_WORK, "graph hit rate", "%", lambda s: _percent(s.graphs.hit_rate)),
     _Metric(_WORK, "padding tokens", "", lambda s: s.graphs.padding_tokens, "lower"),
     _Metric(_WORK, "padding share", "%", lambda s: _percent(s.graphs.padding_share)),
     _Metric(_WORK, "wasted rows", "", lambda s: s.wasted_rows.total, "lower"),
     _Metric(_WORK, "wasted row share", "%", lambda s: _percent(s.wasted_rows.share)),
 )
+
+
+def _idle_metrics(summaries: Sequence[Summary]) -> list[_Metric]:
+    """What the bubbles of a mean iteration are made of: launch latency, and by cause what is left; largest first.
+
+    The rows of a run sum to its ``bubble / iteration``.
+    """
+    most: dict[str, float] = {}
+    for summary in summaries:
+        for label in {} if summary.blame is None else summary.blame.parts:
+            most[label] = max(most.get(label, 0.0), _idle(summary, label=label) or 0.0)
+    labels = sorted(most, key=lambda label: (-most[label], label))
+    return [_Metric(IDLE_SECTION, label, "µs", partial(_idle, label=label), "lower") for label in labels]
+
+
+def _idle(summary: Summary, *, label: str) -> float | None:
+    if summary.blame is None:
+        return None
+    return _us_each(summary.blame.parts.get(label, 0), summary.num_timed)
 
 
 def _phase_metrics(summaries: Sequence[Summary]) -> list[_Metric]:

@@ -10,17 +10,29 @@ from __future__ import annotations
 
 import importlib
 import os
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from tracing.records import PHASE_COLOURS
 
+NVTX_PIN = "0.2.11"
+"""From 0.2.12 on the package asks a tool whether a domain is wanted, which Nsight Systems 2023.4 does not answer:
+every range of a named domain is then dropped, in silence."""
+
+INJECTION = "NVTX_INJECTION64_PATH"
+"""The variable by which a tool is attached when the process starts; it cannot be attached later."""
+
 DOMAIN = "engine"
+CAPTURE = "capture"
+"""Name and category of the range that ``nsys profile --capture-range=nvtx --nvtx-capture=capture@engine`` waits for."""
+
 SESSION_SHIFT = 40
 """Payloads are ``session_id << 40 | iteration``: the plain iteration number for session 0."""
 
-CATEGORY_OF_DETAIL = {"publish": "copy", "fetch": "copy", "capture": "graph", "replay": "graph"}
-"""NVTX category of host spans that are not plain phase work; every other one has ``phase``."""
+CATEGORY_OF_DETAIL = {"publish": "copy", "fetch": "copy", "compact": "copy", "replay": "graph"}
+"""NVTX category of host spans inside a phase that enqueue a copy or replay a graph; other ones have ``detail``."""
 
 Attributes = Any  # the package's EventAttributes; None when there is nothing to emit
 
@@ -87,23 +99,26 @@ class NvtxRanges:
         package: The imported ``nvtx`` package (or one with the same surface).
         library: Its ``nvtx._lib``, whose functions take ready-made attributes.
             ``_lib`` is private: the version is pinned, and a test pushes through it.
+
+    Raises:
+        AttributeError: the package is not the pinned one.
     """
 
     def __init__(self, package: Any, library: Any) -> None:
         self._domain = package.get_domain(DOMAIN)
-        handle = self._domain.handle
+        self._handle = self._domain.handle
+        self._make: Callable[..., Any] = library.EventAttributes
         self._push: Callable[[Any, Any], None] = library.push_range
         self._pop: Callable[[Any], None] = library.pop_range
         self._start: Callable[[Any, Any], Any] = library.start_range
         self._end: Callable[[Any], None] = library.end_range
         self._mark: Callable[[Any, Any], None] = library.mark
-        self._handle = handle
-        tool = os.environ.get("NVTX_INJECTION64_PATH")
-        self.status = f"tool attached: {tool}" if tool else "no tool attached"
+        self.is_recorded, self.status = attached_tool()
 
     def attributes(self, name: str, category: str, colour: str) -> Attributes:
-        """Event attributes; newer versions of the package give None while no tool listens."""
-        return self._domain.get_event_attributes(name, argb(colour), category, None)
+        """Event attributes of this sink alone: the package's own are shared by all threads, payload included."""
+        domain = self._domain
+        return self._make(domain.get_registered_string(name), argb(colour), domain.get_category_id(category), None)
 
     def push(self, attributes: Attributes, payload: int) -> None:
         """Open a range on this thread."""
@@ -139,11 +154,28 @@ def colour_of(name: str, category: str) -> str:
     return PHASE_COLOURS.get(name) or PHASE_COLOURS.get(category) or PHASE_COLOURS["other"]
 
 
-def open_ranges() -> NvtxRanges | NoRanges:
-    """The sink this process can have: none if ``NVTX_DISABLE`` is set or the package is missing.
+def attached_tool() -> tuple[bool, str]:
+    """Whether a tool listens in this process, and a line about it. The first use of NVTX loads it: ask after that."""
+    path = os.environ.get(INJECTION)
+    if not path:
+        return False, "no tool attached"
+    if not _is_loaded(path):
+        return False, f"no tool attached: {path}, which {INJECTION} names, was not loaded"
+    return True, f"tool attached: {path}"
 
-    Raises:
-        RuntimeError: an ``nvtx`` is installed whose inner functions are not those of the pinned version.
+
+def _is_loaded(library: str) -> bool:
+    try:
+        maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True  # a system that does not say
+    return str(Path(library).resolve()) in maps
+
+
+def open_ranges() -> NvtxRanges | NoRanges:
+    """The sink this process can have: none if ``NVTX_DISABLE`` is set, or the pinned package is not there.
+
+    Its ``status`` says which. Warns if a tool is attached that will see nothing because of the package's version.
     """
     if os.environ.get("NVTX_DISABLE"):
         return NoRanges("NVTX_DISABLE is set")
@@ -155,7 +187,7 @@ def open_ranges() -> NvtxRanges | NoRanges:
     try:
         return NvtxRanges(package, library)
     except AttributeError as error:
-        raise RuntimeError(
-            f"nvtx must be the pinned 0.2.11, the installed one lacks {error.name!r}: "
-            "pip install nvtx==0.2.11, or Recorder(nvtx=False)"
-        ) from error
+        status = f"off: this nvtx is not {NVTX_PIN} (it lacks {error.name!r}); pip install nvtx=={NVTX_PIN}"
+        if os.environ.get(INJECTION):
+            warnings.warn(f"no NVTX ranges: {status}", RuntimeWarning, stacklevel=2)
+        return NoRanges(status)

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from tracing.nvtx_ranges import CATEGORY_OF_DETAIL, SESSION_SHIFT, NoRanges, RangeSink, colour_of, open_ranges
+from tracing.capture import CaptureRange
+from tracing.nvtx_ranges import CAPTURE, CATEGORY_OF_DETAIL, SESSION_SHIFT, NoRanges, RangeSink, colour_of, open_ranges
 from tracing.records import (
     HOST_LANE,
     NO_ITERATION,
@@ -61,19 +62,24 @@ class _Columns:
 class _HostSpan:
     """The reusable context manager of one name; its state lives on the recorder's stack, so it nests."""
 
-    __slots__ = ("_attributes", "_code", "_name", "_recorder")
+    __slots__ = ("_code", "_inner", "_name", "_outer", "_recorder")
 
-    def __init__(self, recorder: Recorder, name: int, code: int, attributes: Any) -> None:
+    def __init__(self, recorder: Recorder, name: int, code: int, outer: Any, inner: Any) -> None:
         self._recorder = recorder
         self._name = name
         self._code = code
-        self._attributes = attributes
+        self._outer = outer
+        """NVTX attributes at depth 0; None: nothing is emitted."""
+        self._inner = inner
+        """The same inside another span."""
 
     def __enter__(self) -> None:
         recorder = self._recorder
-        if self._attributes is not None:
-            recorder._sink.push(self._attributes, recorder._payload)
         stack = recorder._stack
+        attributes = self._inner if stack else self._outer
+        if attributes is not None:
+            recorder._pushed += 1  # before the push: an interrupt in between costs a pop too many, which tools ignore
+            recorder._sink.push(attributes, recorder._payload)
         if not stack:
             recorder._phase = self._name
         stack.append(perf_counter_ns())
@@ -86,6 +92,9 @@ class _HostSpan:
         stack = recorder._stack
         start = stack.pop()
         depth = len(stack)
+        if (self._inner if depth else self._outer) is not None:
+            recorder._sink.pop()
+            recorder._pushed -= 1
         columns = recorder._columns
         slot = recorder._count % recorder._capacity
         recorder._count += 1
@@ -97,8 +106,6 @@ class _HostSpan:
         columns.depth[slot] = depth
         columns.phase[slot] = recorder._phase
         columns.lane[slot] = 0
-        if self._attributes is not None:
-            recorder._sink.pop()
         if not depth:
             recorder._phase = _NO_NAME
 
@@ -146,6 +153,7 @@ class Recorder:
         self._waits: dict[str, _HostSpan] = {}
         self._attributes: dict[tuple[str, str], Any] = {}
         self._stack: list[int] = []
+        self._pushed = 0
         self._phase = _NO_NAME
         self._unread: deque[int] = deque()
         self._iteration = NO_ITERATION
@@ -238,6 +246,9 @@ class Recorder:
         """Close the open iteration without a record, after a reset or a failure. Its spans stay, unattributed."""
         self._stack.clear()  # an interrupt between a span's bookkeeping and its body leaves it open
         self._phase = _NO_NAME
+        while self._pushed > 0:
+            self._pushed -= 1
+            self._sink.pop()
         if self._open is not None:
             self._close_iteration()
             self.num_abandoned += 1
@@ -285,6 +296,15 @@ class Recorder:
         """Note a number at a moment."""
         if self.enabled:
             self._moment(name, _COUNTER, value)
+
+    def capture(self) -> CaptureRange:
+        """What an attached tool waits for: an NVTX range ``capture``, and on CUDA the profiler's start and stop.
+
+        For ``nsys profile --capture-range=nvtx --nvtx-capture=capture@engine`` (or ``cudaProfilerApi``): only what
+        runs inside the ``with`` block is recorded. It may cross iterations, and be entered while recording is off.
+        Device work is recorded while it runs, so wait for the device before leaving.
+        """
+        return CaptureRange(self._sink, self._attributes_of(CAPTURE, CAPTURE), self.session_id << SESSION_SHIFT)
 
     def spans(self, newest: int | None = None) -> list[Span]:
         """The spans kept, sorted by start.
@@ -356,13 +376,15 @@ class Recorder:
         return self._attributes[key]
 
     def _new_host_span(self, name: str) -> _HostSpan:
-        attributes = self._attributes_of(name, CATEGORY_OF_DETAIL.get(name, "phase"))
-        span = _HostSpan(self, self._name_id(name), _PHASE, attributes)
+        outer = self._attributes_of(name, "phase")
+        inner = self._attributes_of(name, CATEGORY_OF_DETAIL.get(name, "detail"))
+        span = _HostSpan(self, self._name_id(name), _PHASE, outer, inner)
         self._host_spans[name] = span
         return span
 
     def _new_wait(self, name: str) -> _HostSpan:
-        span = _HostSpan(self, self._name_id(name), _WAIT, self._attributes_of(name, "wait"))
+        attributes = self._attributes_of(name, "wait")
+        span = _HostSpan(self, self._name_id(name), _WAIT, attributes, attributes)
         self._waits[name] = span
         return span
 

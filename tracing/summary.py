@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from tracing.blame_totals import BlameTotals
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
@@ -200,6 +202,8 @@ class Summary:
     orders: tuple[OrderRow, ...]
     host: HostTimes
     device: DeviceTimes
+    blame: BlameTotals | None
+    """None where the trace has no device work."""
     graphs: GraphTable
     wasted_rows: WastedRows
     requests: RequestLatency

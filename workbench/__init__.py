@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from workbench.comparison import compare as compare
     from workbench.report import RunView as RunView
     from workbench.report import write_report as write_report
+    from workbench.saved_runs import load_run as load_run
     from workbench.session import Session as Session
     from workbench.session import SessionError as SessionError
     from workbench.snapshot import Snapshot as Snapshot
@@ -30,6 +31,7 @@ _HOMES = {
     "compare": "workbench.comparison",
     "RunView": "workbench.report",
     "write_report": "workbench.report",
+    "load_run": "workbench.saved_runs",
     "Session": "workbench.session",
     "SessionError": "workbench.session",
     "Snapshot": "workbench.snapshot",

@@ -11,7 +11,7 @@ from tracing.intervals import Interval, intersect, subtract
 from tracing.records import COMPUTE_LANE, COPY_LANE, HOST_LANE, PHASE_COLOURS, Category, Span
 from workbench.bars import IDLE_FILL, WAIT_FILL, Bar, Look, Scale, duration_text, lanes_html, legend_html
 from workbench.report import RunView
-from workbench.report_border import Border, Trace, find_borders
+from workbench.report_border import Border, BorderInput, find_borders
 from workbench.report_data import host_work, initial_views
 
 _HIDDEN, _EXPOSED = "#0F9D6B", "#D9485F"
@@ -53,7 +53,7 @@ def step_borders(runs: Sequence[RunView]) -> StepBorders:
         raise ValueError("runs must be at least one run, got none; session.run_view(name) makes one")
     views = initial_views([run.iterations for run in runs])
     traces = [
-        Trace(spans=run.spans, work=host_work(run.spans), steady=view.stretch)
+        BorderInput(spans=run.spans, work=host_work(run.spans), steady=view.stretch)
         for run, view in zip(runs, views, strict=True)
     ]
     found = find_borders(traces)

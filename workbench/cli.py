@@ -1,23 +1,31 @@
-"""The command line: ``workbench run|compare|bench|demo|doctor|lab``. What the notebook does, without it."""
+"""The command line: ``workbench COMMAND``. What the notebook does, without it."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.errors import EngineError
-from workbench.options import OneLineParser, UsageError, add_config_flags, config_from, did_you_mean
+from tracing.run_folder import RunFolderError
+from workbench.export import add_export_parser
+from workbench.options import OneLineParser, UsageError, did_you_mean
+from workbench.serve_commands import (
+    COMPARE_EXAMPLES,
+    MODELS,
+    RUN_EXAMPLES,
+    add_compare_flags,
+    add_run_flags,
+    compare_legs,
+    run,
+)
 
 Command = Callable[[argparse.Namespace], int]
-DEFAULT_WORKLOAD = "fixed:requests=16,input=64,output=32"
-_MODELS = "a folder, a GGUF file, smollm2, shape:NAME or oracle (default: smollm2)"
 _EXAMPLES = """\
 examples:
   workbench demo
@@ -25,23 +33,21 @@ examples:
   workbench run --model shape:tiny --mode legacy --json > run.json
   workbench compare --model smollm2 --workload fixed:requests=16,input=64,output=32 --device cpu
   workbench compare --model oracle --legs legacy,async --repeats 3 --report runs/oracle.html
+  workbench report runs/demo/legacy runs/demo/async
   workbench bench decode mix --device cuda
+  workbench export runs/demo/async --chrome async.json.gz
+  workbench profile --tool nsys --iterations 100-200 --model smollm2
   workbench doctor
   workbench lab
 """
-_RUN_EXAMPLES = """\
+_REPORT_EXAMPLES = """\
 examples:
-  workbench run --model smollm2 --workload fixed:requests=4,input=32,output=16,temperature=0.8,seed=1
-  workbench run --model shape:tiny --workload poisson:rate=20,requests=32,input=64,output=32 --mode legacy
-  workbench run --config engine.yaml --graphs 1,2,4,8 --max-requests 8 --workload file:prompts.jsonl --json
-"""
-_COMPARE_EXAMPLES = """\
-examples:
-  workbench compare --model smollm2 --workload fixed:requests=16,input=64,output=32 --device cpu
-  workbench compare --model oracle --workload fixed:requests=8,input=20,output=16,arrive=2 --legs legacy,async
-  workbench compare --model shape:tiny --repeats 3 --report runs/tiny.html
-exit status: 0 if outputs agree (equal, or apart by rounding alone), 1 if they are DIFFERENT or a request failed,
-2 for a wrong call
+  workbench report runs/demo/async
+  workbench report runs/demo/legacy runs/demo/async --out runs/both.html
+  workbench run --model shape:tiny --save runs/before
+  workbench run --model shape:tiny --graphs 8 --save runs/after
+  workbench report runs/before runs/after
+A run's folder is made by --save, by the demo, or by session.save(folder).
 """
 
 
@@ -57,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(f"{_unknown(args, rest)}; workbench {args.name} --help shows what it takes")
         args.rest = rest
         return command(args)
-    except (EngineError, UsageError) as error:
+    except (EngineError, RunFolderError, UsageError) as error:
         print("workbench: error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
     except BrokenPipeError:
@@ -75,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _unknown(args: argparse.Namespace, rest: Sequence[str]) -> str:
     """What to say of arguments that nobody took."""
     flag = rest[0].partition("=")[0]
-    if args.command is _compare and flag == "--mode":
+    if args.command is compare_legs and flag == "--mode":
         return "compare chooses modes by --legs, such as --legs legacy,async"
     return f"unrecognized arguments: {' '.join(rest)}{did_you_mean(flag, args.flags)}"
 
@@ -89,10 +95,12 @@ def _parser() -> OneLineParser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_run(commands)
-    _add_compare(commands)
+    _add_serving(commands)
+    _add_report(commands)
     _add_bench(commands)
     _add_demo(commands)
+    _add_profile(commands)
+    add_export_parser(commands)
     _add_doctor(commands)
     _add_lab(commands)
     return parser
@@ -106,34 +114,17 @@ def _command(commands: Any, name: str, function: Command, **text: Any) -> OneLin
     return parser
 
 
-def _add_serving_flags(parser: argparse.ArgumentParser) -> None:
-    from workbench.workloads import known_workloads
-
-    parser.add_argument("--model", metavar="MODEL", help=_MODELS)
-    kinds = f"one of {known_workloads()} (default: %(default)s)"
-    parser.add_argument("--workload", metavar="WORKLOAD", default=DEFAULT_WORKLOAD, help=kinds)
-    parser.add_argument("--clock", help="virtual, iterations or wall (default: what the workload counts)")
-    parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else on stdout")
-    parser.add_argument("--report", metavar="FILE.html", help="also write the report with its timeline")
+def _add_serving(commands: Any) -> None:
+    add_run_flags(_command(commands, "run", run, help="serve a workload once", epilog=RUN_EXAMPLES))
+    help_text = "serve a workload in several modes"
+    add_compare_flags(_command(commands, "compare", compare_legs, help=help_text, epilog=COMPARE_EXAMPLES))
 
 
-def _add_run(commands: Any) -> None:
-    parser = _command(commands, "run", _run, help="serve a workload once", epilog=_RUN_EXAMPLES)
-    _add_serving_flags(parser)
-    add_config_flags(parser)
-
-
-def _add_compare(commands: Any) -> None:
-    parser = _command(commands, "compare", _compare, help="serve a workload in several modes", epilog=_COMPARE_EXAMPLES)
-    _add_serving_flags(parser)
-    parser.add_argument(
-        "--legs",
-        default="legacy,no-overlap,async",
-        help="what to compare, the first is the baseline: legacy, no-overlap, async (default: all three)",
-    )
-    parser.add_argument("--repeats", type=int, default=1, help="measured runs a leg (default: %(default)s)")
-    parser.add_argument("--warmup", type=int, default=1, help="runs before them that do not count (default: 1)")
-    add_config_flags(parser, without=("mode",))
+def _add_report(commands: Any) -> None:
+    help_text = "write the report of saved runs, side by side with differences marked"
+    parser = _command(commands, "report", _report, help=help_text, epilog=_REPORT_EXAMPLES)
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="folder of a saved run; the first is the baseline")
+    parser.add_argument("--out", metavar="FILE.html", default="report.html", help="the report (default: %(default)s)")
 
 
 def _add_bench(commands: Any) -> None:
@@ -147,7 +138,14 @@ def _add_demo(commands: Any) -> None:
     parser = _command(commands, "demo", _demo, help="serve real prompts in both modes and compare")
     parser.add_argument("--device", default="cpu", help="cpu, inline or cuda (default: %(default)s)")
     parser.add_argument("--out", default="runs/demo", help="folder for the report (default: %(default)s)")
-    parser.add_argument("--model", metavar="MODEL", help=_MODELS + "; needs a chat template")
+    parser.add_argument("--model", metavar="MODEL", help=MODELS + "; needs a chat template")
+
+
+def _add_profile(commands: Any) -> None:
+    from workbench import nsys_kernel, profile
+
+    profile.add_parser(commands)
+    nsys_kernel.add_parser(commands)
 
 
 def _add_doctor(commands: Any) -> None:
@@ -165,66 +163,13 @@ def _add_lab(commands: Any) -> None:
     )
 
 
-def _run(args: argparse.Namespace) -> int:
-    from workbench.loading import load_for
-    from workbench.runs import document, serve
-    from workbench.session import Session
-    from workbench.workloads import parse_workload
+def _report(args: argparse.Namespace) -> int:
+    from workbench.saved_runs import report_of
 
-    config = config_from(args)
-    _check_report(args.report)
-    with _only_json(args.json) as out:
-        loaded = load_for(config, args.model)
-        workload = parse_workload(args.workload, vocab_size=loaded.vocab_size)
-        clock = args.clock or _clock_of(workload.unit)
-        with Session(loaded, config=config, clock=clock, progress=True) as session, _bar(len(workload.requests)) as bar:
-            run = serve(session, workload, name=config.mode, on_output=lambda output: _advance(bar, output))
-        if args.report:
-            _write_report(args.report, [run.view], f"{loaded.name}: {workload.name}", [])
-        if args.json:
-            _print_json(out, document("run", workload, **run.to_dict()))
-        else:
-            from tracing.analysis import format_comparison
-
-            print(format_comparison({run.name: run.summary}), file=out)
-            print(_endings(run.outputs), file=out)
-    return 1 if any(output.finish_reason == "error" for output in run.outputs) else 0
-
-
-def _compare(args: argparse.Namespace) -> int:
-    from workbench.comparison import compare
-    from workbench.loading import load_for
-    from workbench.workloads import parse_workload
-
-    config = config_from(args)
-    _check_report(args.report)
-    with _only_json(args.json) as out:
-        loaded = load_for(config, args.model)
-        workload = parse_workload(args.workload, vocab_size=loaded.vocab_size)
-        legs = [leg.strip() for leg in args.legs.split(",")]
-        with _bar(len(workload.requests) * len(legs) * max(args.repeats, 0)) as bar:
-            comparison = compare(
-                workload,
-                legs,
-                model=loaded,
-                config=config,
-                clock=args.clock,
-                repeats=args.repeats,
-                warmup=args.warmup,
-                on_run=lambda name, session: lambda output: _advance(bar, output),
-            )
-        if args.report:
-            views = [run.view for run in comparison.runs]
-            title = f"{loaded.name}: {workload.name}"
-            _write_report(args.report, views, title, [comparison.verdict_text], repeats=args.repeats)
-        if args.json:
-            _print_json(out, comparison.to_dict())
-        else:
-            print(comparison, file=out)
-            if args.repeats == 1:
-                print("1 run a leg: times vary by several per cent; use --repeats 5", file=out)
-    has_failed = any(output.finish_reason == "error" for run in comparison.runs for output in run.outputs)
-    return 0 if comparison.outputs_match and not has_failed else 1
+    for note in report_of(args.runs, args.out):
+        print(note)
+    print(f"report: {args.out}")
+    return 0
 
 
 def _bench(args: argparse.Namespace) -> int:
@@ -263,10 +208,6 @@ def _lab(args: argparse.Namespace) -> int:
     return subprocess.run([sys.executable, "-m", "jupyterlab", str(notebooks), *args.rest], check=False).returncode
 
 
-def _clock_of(unit: str) -> str:
-    return "iterations" if unit == "iterations" else "virtual"
-
-
 def _say(text: str, end: str = "\n") -> None:
     print(text, end=end, flush=True)
 
@@ -277,58 +218,3 @@ def _say_beside_bars(text: str) -> None:
 
     tqdm.write(text)
     sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def _only_json(is_json: bool) -> Iterator[Any]:
-    """The real standard output; with ``--json`` whatever else is printed goes to standard error."""
-    out = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr) if is_json else contextlib.nullcontext():
-        yield out
-
-
-def _print_json(out: Any, value: Any) -> None:
-    from workbench.runs import jsonable
-
-    json.dump(jsonable(value), out, allow_nan=False)
-    out.write("\n")
-
-
-def _bar(total: int) -> Any:
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc="serve", unit="request", disable=None)  # None: only on a terminal
-
-
-def _advance(bar: Any, output: Any) -> None:
-    if output.finished:
-        bar.update()
-
-
-def _endings(outputs: Sequence[Any]) -> str:
-    lines = [""]
-    for output in outputs:
-        shown = repr(output.text) if output.text else " ".join(map(str, output.token_ids))
-        lines.append(f"{output.request_id}: {len(output.token_ids)} tokens, {output.finish_reason}: {shown[:90]}")
-    return "\n".join(lines)
-
-
-def _check_report(path: str | None) -> None:
-    """Refuse a report that cannot be written, before the run and not after it."""
-    if path is None:
-        return
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with Path(path).open("a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise UsageError(f"--report {path} cannot be written: {error.strerror or error}") from error
-
-
-def _write_report(path: str, views: Any, title: str, notes: Sequence[str], *, repeats: int = 1) -> None:
-    from workbench.environment import environment_shown
-    from workbench.report import write_report
-
-    shown = environment_shown()
-    written = write_report(path, views, title=title, environment=shown, notes=notes, repeats=repeats)
-    print(f"report: {written}", file=sys.stderr)

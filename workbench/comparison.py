@@ -74,14 +74,16 @@ class Comparison:
 
     @property
     def ids_equal(self) -> bool:
-        """Whether every request has the same ids and end in all legs, without any excuse."""
+        """Whether every request has the same ids and end in all legs, and log-probabilities but for rounding."""
         return all(verdict.verdict is Verdict.EQUAL for verdict in self.verdicts)
 
     @property
     def verdict_text(self) -> str:
         """One line on the outputs."""
         counts = ", ".join(f"{count} {name}" for name, count in self.verdict_counts.items() if count)
-        return f"ids and ends of {len(self.verdicts)} requests in {len(self.runs)} legs: {counts}"
+        deviations = [v.logprob_deviation for v in self.verdicts if v.logprob_deviation is not None]
+        logprobs = f"; log-probabilities differ by at most {max(deviations):.2g}" if deviations else ""
+        return f"ids and ends of {len(self.verdicts)} requests in {len(self.runs)} legs: {counts}{logprobs}"
 
     def table(self) -> str:
         """The legs side by side, one row a metric."""
@@ -102,11 +104,7 @@ class Comparison:
     def __str__(self) -> str:
         notes = comparison_notes({run.name: run.summary for run in self.runs}, repeats=self.repeats)
         lines = [self.table(), "", *notes, self.verdict_text]
-        lines += [
-            f"  {one.request_id} in {one.run} parts at output position {one.position}: {one.explanation}"
-            for one in self.verdicts
-            if one.verdict is not Verdict.EQUAL
-        ]
+        lines += [f"  {one}" for one in self.verdicts if one.verdict is not Verdict.EQUAL]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -208,7 +206,7 @@ def _verdicts(
     loaded: LoadedModel, config: EngineConfig, params: Sequence[SamplingParams], runs: Sequence[Run]
 ) -> tuple[RequestVerdict, ...]:
     first = runs[0]
-    with Judge(loaded, config, params) as judge:
+    with Judge(loaded, config.replace(dtype=first.config["dtype"]), params) as judge:
         return tuple(
             judge.judge(index, output, [(run.name, run.outputs[index]) for run in runs[1:]])
             for index, output in enumerate(first.outputs)

@@ -18,6 +18,7 @@ from workbench.environment import environment_shown
 from workbench.loading import check_device, load_for
 from workbench.report import write_report
 from workbench.runs import Run
+from workbench.saved_runs import check_folders, save_runs
 from workbench.session import Session
 from workbench.workloads import RequestSpec, Workload, WorkloadError
 
@@ -39,6 +40,7 @@ _SHOWN = (
 )
 """Rows of the terminal's table; the report has all of them."""
 
+_LEGS = (Leg(name="legacy", mode="legacy"), Leg(name="async", mode="async"))
 
 _GLOSS = (
     "(A captured size is a forward of so many rows, recorded in advance and replayed; padding tokens fill it up; a "
@@ -79,14 +81,14 @@ def run_demo(
     say: Say,
     workload: Workload | None = None,
 ) -> int:
-    """Serve, compare, print, write ``out/report.html``; returns the exit status.
+    """Serve, compare, print, write ``out/report.html`` and a run folder a mode; returns the exit status.
 
     1 if the modes' ids differ and rounding does not explain it; a difference that rounding explains is only told.
 
     Args:
         model: As for :class:`~workbench.session.Session`; needs a chat template.
         device: ``cpu``, ``inline`` or ``cuda``.
-        out: Folder of the report; made if it is missing.
+        out: Folder of report and runs; made if it is missing. What an earlier demo left there is replaced.
         say: Writes to the terminal.
         workload: None: the sixteen prompts.
 
@@ -94,16 +96,18 @@ def run_demo(
         CheckpointError: the model is absent; the message says how to install it.
         ConfigError: there is no such device.
         WorkloadError: the workload chats, and the model has no tokenizer or no chat template.
+        RunFolderError: something else stands where a run is to be saved.
     """
     config = demo_config(device)
     check_device(config)
+    check_folders(out, [leg.name for leg in _LEGS], overwrite=True)
     workload = workload or demo_workload()
     say("loading the model ...")
     loaded = load_for(config, model)
     _check_chat(loaded, workload)
     comparison = compare(
         workload,
-        [Leg(name="legacy", mode="legacy"), Leg(name="async", mode="async")],
+        _LEGS,
         model=loaded,
         config=config,
         warmup=1 if device == "cuda" else 0,  # its kernels load, or compile, when they are first used
@@ -127,8 +131,10 @@ def run_demo(
         environment={**environment_shown(), "engine seed": config.seed},
         notes=[_verdict_line(comparison)],
     )
+    saved = save_runs(out, [run.trace for run in comparison.runs], overwrite=True)
     say("")
     say(_verdict_line(comparison))
+    say(f"both runs are saved; to see them again: workbench report {' '.join(map(str, saved))}")
     say(f"open {path} in a browser")
     return 0 if comparison.outputs_match else 1
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
+from tracing.nvtx_ranges import NVTX_PIN
 from tracing.recorder import Recorder
-
-_NVTX_PIN = "0.2.11"
+from workbench.nsys_tool import Nsys, NsysError, find_nsys
+from workbench.nsys_trial import try_ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +27,7 @@ class Check:
 
 
 def examine() -> list[Check]:
-    """Look at everything; changes nothing, and takes a second or two."""
+    """Look at everything; changes nothing, and takes a few seconds."""
     return [
         _torch(),
         _gpu(),
@@ -103,21 +102,22 @@ def _nvtx() -> Check:
     found = _installed("nvtx")
     remedy = ""
     if found is None:
-        remedy = f"pip install nvtx=={_NVTX_PIN}"
-    elif found != _NVTX_PIN:
-        remedy = (
-            f"other versions than {_NVTX_PIN} may lose every range under Nsight Systems: pip install nvtx=={_NVTX_PIN}"
-        )
-    status = Recorder().nvtx_status if found is not None else ""
-    detail = f"{found} ({status})" if found else ""
+        remedy = f"pip install nvtx=={NVTX_PIN}"
+    elif found != NVTX_PIN:
+        remedy = f"from 0.2.12 on Nsight Systems 2023.4 loses every range of a domain: pip install nvtx=={NVTX_PIN}"
+    detail = f"{found} ({Recorder().nvtx_status})" if found else ""
     return Check(name="nvtx", needed_for="ranges in profilers", found=found is not None, detail=detail, remedy=remedy)
 
 
-def _nsys(which: Callable[[str], str | None] = shutil.which) -> Check:
-    path = which("nsys")
-    detail = ""
-    if path is not None:
-        asked = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=30)
-        detail = (asked.stdout.strip().splitlines() or ["version unknown"])[-1]
-    remedy = "" if path is not None else "install NVIDIA Nsight Systems and put nsys on the PATH"
-    return Check(name="nsys", needed_for="profiling", found=path is not None, detail=detail, remedy=remedy)
+def _nsys(find: Callable[[], Nsys] = find_nsys, trial: Callable[[Nsys], str | None] = try_ranges) -> Check:
+    """Where Nsight Systems is there, it records a range of ours, so that nobody finds an empty report later."""
+    detail, remedy, found = "", "", True
+    try:
+        nsys = find()
+        detail = nsys.version()
+        fault = trial(nsys)
+        detail += "" if fault else " (tried: it records our ranges)"
+        remedy = fault or ""
+    except NsysError as error:
+        found, remedy = bool(detail), str(error)
+    return Check(name="nsys", needed_for="workbench profile", found=found, detail=detail, remedy=remedy)

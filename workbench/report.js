@@ -130,6 +130,21 @@
     return lines.join("\n");
   }
 
+  // What ended a bubble, and what the host did before it had enqueued that.
+  function idleText(run, at) {
+    const { before, iteration, parts } = run.blame, length = run.bubbles.lengths[at], late = [];
+    for (let place = 0; place < parts[at].length; place += 2) late.push([run.names[parts[at][place]], parts[at][place + 1]]);
+    const whole = late.reduce((sum, [, time]) => sum + time, 0);
+    const record = run.iterations.find((one) => one.n === iteration[at]);
+    const lines = [`device idle for ${lengthText(length)}`,
+      `before ${run.names[before[at]]} ${iteration[at]}${record ? `, ${record.order}` : ""}`];
+    if (record) lines.push(`why: ${record.reason}`);
+    if (whole) lines.push(`nothing was enqueued for ${lengthText(whole)}; the host meanwhile:`);
+    lines.push(...late.map(([name, time]) => `· ${name} ${lengthText(time)}`));
+    if (length > whole) lines.push(`launch latency ${lengthText(length - whole)}`);
+    return lines.join("\n");
+  }
+
   function iterationText(one) {
     const lines = [`iteration ${one.n}: ${one.order}`, `why: ${one.reason}`, lengthText(one.length),
       `consumed ${one.consumed}`, `launched ${one.launched}`, one.graph, `${one.tokens} new tokens`];
@@ -159,7 +174,7 @@
         }
         const idle = lane.key === "device compute" && run.bubbles.starts
           ? hit({ start: run.bubbles.starts, length: run.bubbles.lengths }, time, 0) : -1;
-        if (idle >= 0) return `device idle\n${lengthText(run.bubbles.lengths[idle])}`;
+        if (idle >= 0) return idleText(run, idle);
       }
     }
     return "";

@@ -18,8 +18,10 @@ from tracing.analysis import summarise
 from tracing.comparison import NO_SAMPLES, Row, comparison_notes, comparison_rows, format_value
 from tracing.records import PHASE_COLOURS, IterationRecord, RequestRecord, Span
 from tracing.summary import Summary
-from workbench.report_border import Trace, find_borders
+from tracing.trace import Trace
+from workbench.report_border import BorderInput, find_borders
 from workbench.report_data import ORDER_COLOURS, host_work, initial_views, run_data
+from workbench.report_idle import idle_groups
 
 _ASSETS = Path(__file__).parent
 _HEADLINES = ("tokens/s", "step time p50", "hidden share", "device busy")
@@ -36,6 +38,22 @@ class RunView:
     requests: Sequence[RequestRecord] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     """The whole resolved configuration."""
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    """What its numbers depend on, where that may not be the same for all runs of a page."""
+
+    @classmethod
+    def of(cls, trace: Trace, name: str | None = None) -> RunView:
+        """A trace, under another name if one is given."""
+        error_ns = trace.device_clock_error_ns
+        bound = "on the host's clock" if error_ns is None else f"within {error_ns / 1e3:.1f} µs"
+        return cls(
+            name=name or trace.name,
+            spans=trace.records.spans,
+            iterations=trace.records.iterations,
+            requests=trace.records.requests,
+            config=trace.config,
+            environment={**trace.environment, "device times": bound},
+        )
 
     @cached_property
     def summary(self) -> Summary:
@@ -58,7 +76,7 @@ def write_report(
         path: The file to write; an existing one is replaced.
         runs: The first is the baseline of ratios.
         title: Heading.
-        environment: What the numbers depend on: hardware, versions, seed. Shown as given.
+        environment: What the numbers of all runs depend on: hardware, versions, seed. Shown as given.
         notes: Sentences under the heading, such as the verdict of an output check.
         repeats: Runs that each of ``runs`` was chosen from; what the page says of noise depends on it.
 
@@ -95,10 +113,11 @@ def render_report(
     return page.get_template("report_template.html").render(
         title=title,
         notes=notes,
-        environment=environment or {},
+        facts=[*_given_facts(environment or {}), *_run_facts(runs)],
         runs=runs,
         headlines=[_cells(row) for row in rows if row.label in _HEADLINES],
         sections=_sections(rows),
+        idle=[idle_groups(run.summary) for run in runs],
         remarks=comparison_notes({run.name: run.summary for run in runs}, repeats=repeats),
         differing=differing_fields([run.config for run in runs]),
         order_colours=ORDER_COLOURS,
@@ -114,11 +133,39 @@ def differing_fields(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if len({repr(config.get(name)) for config in configs}) > 1]
 
 
+@dataclass(frozen=True, slots=True)
+class _Fact:
+    """Something that numbers depend on."""
+
+    name: str
+    values: tuple[str, ...]
+    """One, or one a run where they differ."""
+
+    @property
+    def differs(self) -> bool:
+        return len(self.values) > 1
+
+
+def _given_facts(environment: Mapping[str, Any]) -> list[_Fact]:
+    return [_Fact(name, (str(value),)) for name, value in environment.items()]
+
+
+def _run_facts(runs: Sequence[RunView]) -> list[_Fact]:
+    """What is known of at least one run."""
+    facts = []
+    for name in dict.fromkeys(name for run in runs for name in run.environment):
+        values = [run.environment.get(name) for run in runs]
+        if any(value is not None for value in values):
+            texts = tuple("none" if value is None else str(value) for value in values)
+            facts.append(_Fact(name, texts if len(set(texts)) > 1 else texts[:1]))
+    return facts
+
+
 def _page_data(runs: Sequence[RunView]) -> dict[str, Any]:
     views = initial_views([run.iterations for run in runs])
     borders = find_borders(
         [
-            Trace(spans=run.spans, work=host_work(run.spans), steady=view.stretch)
+            BorderInput(spans=run.spans, work=host_work(run.spans), steady=view.stretch)
             for run, view in zip(runs, views, strict=True)
         ]
     )

@@ -87,7 +87,7 @@ class Border:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class BorderInput:
     """What borders are found in."""
 
     spans: Sequence[Span]
@@ -98,22 +98,23 @@ class Trace:
     """The stretch of steady decode. None, or no border inside it: any border of the run is taken."""
 
 
-def find_borders(traces: Sequence[Trace]) -> list[Border | None]:
+def find_borders(traces: Sequence[BorderInput]) -> list[Border | None]:
     """One border a run, whose host work reaches about as far as that of the run's median one.
 
     It is the border behind the same iteration's forward in all runs, where they have one in common. None where a trace
     has no two forwards with host work between them.
     """
     found = [_candidates(trace) for trace in traces]
-    some = [borders for borders in found if borders]
-    common = set.intersection(*({border.finished for border in borders} for borders in some)) if some else set()
-    oddities = {number: max(_oddity(borders, number) for borders in some) for number in sorted(common)}
-    least = [number for number, oddity in oddities.items() if oddity == min(oddities.values())]
+    some = [_oddities(borders) for borders in found if borders]
+    common = set.intersection(*(set(each) for each in some)) if some else set()
+    oddities = {number: max(each[number] for each in some) for number in sorted(common)}
+    lowest = min(oddities.values(), default=0.0)
+    least = [number for number, oddity in oddities.items() if oddity == lowest]
     number = least[len(least) // 2] if least else None
     return [_chosen(borders, number) for borders in found]
 
 
-def _candidates(trace: Trace) -> list[Border]:
+def _candidates(trace: BorderInput) -> list[Border]:
     compute = sorted(
         (span for span in trace.spans if span.category is Category.DEVICE and span.lane == COMPUTE_LANE),
         key=lambda span: (span.start_ns, span.end_ns),
@@ -122,10 +123,14 @@ def _candidates(trace: Trace) -> list[Border]:
     return [border for border in borders if border.is_steady] or borders
 
 
-def _oddity(borders: Sequence[Border], number: int) -> float:
-    """How far the border behind forward ``number`` is from the median one, as a share of it."""
+def _oddities(borders: Sequence[Border]) -> dict[int, float]:
+    """How far the border behind each forward is from the median one, as a share of it; by the forward's iteration."""
     middle = _middle(borders)
-    return min(abs(border.extent_ns - middle) for border in borders if border.finished == number) / max(1, middle)
+    found: dict[int, float] = {}
+    for border in borders:
+        oddity = abs(border.extent_ns - middle) / max(1, middle)
+        found[border.finished] = min(found.get(border.finished, oddity), oddity)
+    return found
 
 
 def _chosen(borders: Sequence[Border], number: int | None) -> Border | None:
@@ -133,7 +138,8 @@ def _chosen(borders: Sequence[Border], number: int | None) -> Border | None:
         return None
     if number is not None:
         return next(border for border in borders if border.finished == number)
-    alike = [border for border in borders if border.extent_ns == _middle(borders)]
+    middle = _middle(borders)
+    alike = [border for border in borders if border.extent_ns == middle]
     return alike[len(alike) // 2]
 
 

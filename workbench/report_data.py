@@ -10,10 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tracing.analysis import measured_windows
-from tracing.intervals import Interval, gaps, intersect, merge, subtract
-from tracing.records import COMPUTE_LANE, BatchInfo, Category, GraphUse, IterationRecord, Span
+from tracing.blame import blame_bubbles
+from tracing.intervals import Interval, intersect, merge, subtract
+from tracing.records import BatchInfo, Category, GraphUse, IterationRecord, Span
+from tracing.windows import device_union
 from workbench.report_border import Border
+from workbench.report_idle import blame_columns
 
 ORDER_COLOURS: dict[str, str] = {
     "legacy": "#C6BEB4",
@@ -66,7 +68,7 @@ def run_data(
     records = sorted(iterations, key=lambda record: (record.begin_ns, record.iteration))
     starts = [span.start_ns for span in spans] + [record.begin_ns for record in records]
     origin = min(starts, default=0)
-    work, compute = host_work(spans), _compute(spans)
+    work, compute, blame = host_work(spans), device_union(spans), blame_bubbles(spans, records)
     names: dict[str, int] = {}
     lanes: dict[str, list[Span]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns, span.depth)):
@@ -80,14 +82,10 @@ def run_data(
         "lanes": {lane: _columns(members, origin, names) for lane, members in lanes.items()},
         "hidden": _flat(intersect(work, compute), origin),
         "exposed": _flat(subtract(work, compute), origin) if compute else [],
-        "bubbles": _flat(_bubbles(records, compute), origin),
+        "bubbles": _flat(((bubble.start_ns, bubble.end_ns) for bubble in blame.bubbles), origin),
+        "blame": blame_columns(blame, names),
         "names": list(names),
     }
-
-
-def _bubbles(records: Sequence[IterationRecord], compute: Sequence[Interval]) -> list[Interval]:
-    """As ``docs/metrics.md`` counts them: an engine without work has none."""
-    return [gap for window in measured_windows(records) for gap in gaps(intersect([window], compute))]
 
 
 def host_work(spans: Iterable[Span]) -> list[Interval]:
@@ -96,12 +94,6 @@ def host_work(spans: Iterable[Span]) -> list[Interval]:
     for span in spans:
         of_category[span.category].append((span.start_ns, span.end_ns))
     return subtract(merge(of_category[Category.PHASE]), merge(of_category[Category.WAIT]))
-
-
-def _compute(spans: Iterable[Span]) -> list[Interval]:
-    return merge(
-        (span.start_ns, span.end_ns) for span in spans if span.category is Category.DEVICE and span.lane == COMPUTE_LANE
-    )
 
 
 def _steady_stretches(records: Sequence[IterationRecord]) -> dict[int, list[IterationRecord]]:

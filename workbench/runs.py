@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from engine.request import RequestOutput
 from tracing.records import IterationRecord, RequestRecord, Span
 from tracing.summary import Summary
+from tracing.trace import Records, Trace
+from workbench.documents import jsonable, request_dict
 from workbench.environment import environment
 from workbench.report import RunView
 from workbench.session import Session
@@ -39,6 +40,8 @@ class Run:
     """Of them no record is left, because the recorder's ring was full."""
     wall_s: float
     """From the first iteration's begin to the last one's end, by the caller's clock."""
+    device_clock_error_ns: int | None = None
+    """Bound on how far device times are off the host's clock; None where they are taken on it."""
 
     @cached_property
     def summary(self) -> Summary:
@@ -54,6 +57,21 @@ class Run:
             iterations=self.iterations,
             requests=self.requests,
             config=self.config,
+        )
+
+    @cached_property
+    def trace(self) -> Trace:
+        """As it is saved, with tables of all that was recorded."""
+        return Trace(
+            name=self.name,
+            records=Records(spans=self.spans, iterations=self.iterations, requests=self.requests),
+            config=self.config,
+            environment=environment(),
+            workload={**self.workload.to_dict(), "clock": self.clock},
+            counters=self.counters,
+            outputs=[jsonable(request_dict(output)) for output in self.outputs],
+            lost_iterations=self.lost_iterations,
+            device_clock_error_ns=self.device_clock_error_ns,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,34 +118,10 @@ def serve(session: Session, workload: Workload, *, name: str, on_output: OnOutpu
         counters=session.engine.counters.to_dict(),
         lost_iterations=session.recorder.lost_iterations,
         wall_s=wall_s,
+        device_clock_error_ns=session.engine.device.clock_error_ns,
     )
-
-
-def request_dict(output: RequestOutput) -> dict[str, Any]:
-    """One request for JSON; times in nanoseconds on one clock of no particular origin."""
-    return {
-        "request_id": output.request_id,
-        "prompt_token_ids": list(output.prompt_token_ids),
-        "output_token_ids": list(output.token_ids),
-        "text": output.text,
-        "finish_reason": output.finish_reason,
-        "stop_reason": output.stop_reason,
-        "logprobs": None if output.logprobs is None else [dict(row) for row in output.logprobs],
-        "timings": asdict(output.timings),
-    }
 
 
 def document(command: str, workload: Workload, **parts: Any) -> dict[str, Any]:
     """The one JSON document of a command."""
     return {"command": command, "environment": environment(), "workload": workload.to_dict(), **parts}
-
-
-def jsonable(value: Any) -> Any:
-    """``value`` as strict JSON holds it: NaN and the infinities become None, keys strings."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [jsonable(item) for item in value]
-    return value

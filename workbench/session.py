@@ -24,11 +24,15 @@ from engine.request import RequestOutput, SamplingParams
 from tracing.analysis import summarise
 from tracing.recorder import Recorder
 from tracing.records import IterationRecord, RequestRecord, Span
+from tracing.run_folder import write_run
 from tracing.summary import Summary
+from tracing.trace import Records, Trace
 from workbench.arrivals import Arrivals, Submission
 from workbench.book import Prompt, RequestBook, Wish, as_prompts, sampling_params
 from workbench.clock import Clock, make_clock
 from workbench.device_values import read_device_value
+from workbench.documents import jsonable, request_dict
+from workbench.environment import environment
 from workbench.loading import load_for, session_config
 from workbench.peek import SessionError as SessionError
 from workbench.peek import as_phase, coming_phases
@@ -216,6 +220,31 @@ class Session:
                 break
             done.extend(output for output in self.step() if output.finished)
         return done
+
+    def capture(self, n: int | None = None) -> list[RequestOutput]:
+        """Run ``n`` iterations, or until nothing is left to do, for a profiler that waits for the range ``capture``.
+
+        At its end it waits for the device once, so that the profiler sees the work of the last iteration too.
+        ``docs/metrics.md`` has the command lines; without a profiler this is :meth:`run`.
+
+        Returns:
+            The requests that ended meanwhile.
+
+        Raises:
+            MidIterationError: an iteration is in hand, and the profiler would see half of it.
+            SessionError: ``n`` is negative.
+        """
+        self.engine.require_border("capture")
+        with self.recorder.capture():
+            done = self.run(n)
+            self.engine.device.synchronize()
+        return done
+
+    def capture_button(self, n: int = 100) -> Any:
+        """A button for the notebook that runs :meth:`capture`, beside a field for the number of iterations."""
+        from workbench.capture_button import CaptureButton
+
+        return CaptureButton(self, n).widget
 
     def run_until(self, predicate: Callable[[Session], object], *, limit: int = 10_000) -> int:
         """Run whole iterations until ``predicate(session)`` is true; an iteration in hand is finished first.
@@ -405,6 +434,38 @@ class Session:
         """All that was recorded so far under a name, for :func:`~workbench.border_view.step_borders` and reports."""
         self._settle()
         return RunView(name, self.spans(), self.iterations(), self.requests(), self.resolved_config())
+
+    @property
+    def trace(self) -> Trace:
+        """All that was recorded so far, as a value that stays as it is, with its tables: ``session.trace.phases``.
+
+        Made anew at each call: keep it in a name to look at several of its tables.
+        """
+        self._settle()
+        return Trace(
+            name=self.mode,
+            records=Records(spans=self.spans(), iterations=self.iterations(), requests=self.requests()),
+            config=self.resolved_config(),
+            environment=environment(),
+            counters=self.engine.counters.to_dict(),
+            outputs=[jsonable(request_dict(output)) for output in self.outputs.values()],
+            lost_iterations=self.recorder.lost_iterations,
+            device_clock_error_ns=self.engine.device.clock_error_ns,
+        )
+
+    def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Write :attr:`trace` as a run folder, which ``workbench.load_run`` reads and ``workbench report`` shows.
+
+        Args:
+            folder: Where; made if it is missing.
+            overwrite: Replace the run that stands there.
+
+        Raises:
+            MidIterationError: an iteration is in hand, and half of it would be missing.
+            RunFolderError: the folder is in use.
+        """
+        self.engine.require_border("save")
+        return write_run(self.trace, folder, overwrite=overwrite)
 
     def _settle(self) -> None:
         """At the end of a run, let the last copies' times be known."""

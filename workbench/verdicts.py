@@ -1,26 +1,23 @@
 """Whether two runs gave the same tokens, and if not, whether rounding explains it.
 
-A batch's composition changes a float32 matrix product in its last bits, so two schedules may part where the two best
-tokens are nearly equal or a draw falls on a border. That is checked, not assumed: the position where they part is
-computed again by itself, and its margin must be under a stated bound.
+A batch's composition changes a matrix product in its last bits, so two schedules may part where tokens are nearly
+equal or a draw falls near a border. That is checked, not assumed: the position where they part is computed again by
+itself, and both tokens must be within what rounding moves there (:mod:`workbench.rounding`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
 from engine.config import EngineConfig
-from engine.engine import Engine
 from engine.models.loader import LoadedModel
-from engine.phases import Phase
 from engine.request import RequestOutput, SamplingParams
-
-MARGIN_BOUND = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
-"""Largest difference of the two best scores' log-probabilities that rounding may turn round, by dtype: some
-hundred roundings of a logit of size 10. In float64, and for models of integers, nothing is excused."""
+from workbench.arbiter import Arbiter
+from workbench.logprob_deviation import Deviation, largest_deviation
+from workbench.rounding import LOGIT_NOISE, LOGPROB_TOLERANCE, Miss
 
 
 class Verdict(Enum):
@@ -39,28 +36,36 @@ class RequestVerdict:
     """Place in the workload."""
     request_id: str
     verdict: Verdict
+    dtype: str
+    """What the runs computed in; tolerances depend on it."""
     run: str | None = None
     """The run that parts from the first."""
     position: int | None = None
     """Output position where they part."""
     tokens: tuple[int | None, int | None] = (None, None)
     """What the first run and that one have there; None: it had ended."""
-    margin: float | None = None
-    """Difference of the two best log-probabilities there; for draws None."""
+    measure: str | None = None
+    """What ``distance`` is: ``logit margin`` or ``draw distance``."""
+    distance: float | None = None
+    """Of the token that is harder to explain, from being chosen there; see :class:`workbench.rounding.Miss`."""
+    tolerance: float | None = None
+    """What rounding explains of it."""
+    logprob_deviation: float | None = None
+    """Largest difference of a log-probability before that; None: none were asked for."""
     explanation: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "index": self.index,
-            "request_id": self.request_id,
-            "verdict": self.verdict.value,
-            "run": self.run,
-            "position": self.position,
-            "tokens": list(self.tokens),
-            "margin": self.margin,
-            "explanation": self.explanation,
-        }
+        return {**asdict(self), "verdict": self.verdict.value, "tokens": list(self.tokens)}
+
+    def __str__(self) -> str:
+        where = "" if self.position is None else f" parts at output position {self.position} ({self._tokens_text})"
+        return f"{self.request_id} in {self.run}{where}: {self.explanation}"
+
+    @property
+    def _tokens_text(self) -> str:
+        left, right = ("its end" if token is None else str(token) for token in self.tokens)
+        return f"{left} or {right}"
 
 
 class Judge:
@@ -68,103 +73,85 @@ class Judge:
 
     Args:
         loaded: The runs' model.
-        config: A run's configuration; dtype, seed and limits are what matters.
+        config: A run's configuration, the dtype settled.
         params: Sampling parameters of each request, seeds settled.
     """
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig, params: Sequence[SamplingParams]) -> None:
         self._loaded = loaded
-        self._config = config.replace(
-            mode="legacy",
-            device="cuda" if config.device == "cuda" else "inline",
-            graphs=None,
-            op_sleep_s=0.0,
-            logprobs_mode="processed",
-            debug_invariants=False,
-        )
+        self._config = config
         self._params = params
-        self._engine: Engine | None = None
+        self._arbiter: Arbiter | None = None
+        is_of_integers = loaded.architecture == "Oracle"
+        self._noise = 0.0 if is_of_integers else LOGIT_NOISE.get(config.dtype, 0.0)
 
     def __enter__(self) -> Judge:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._engine is not None:
-            self._engine.close()
+        if self._arbiter is not None:
+            self._arbiter.close()
 
     def judge(self, index: int, first: RequestOutput, others: Sequence[tuple[str, RequestOutput]]) -> RequestVerdict:
         """The worst verdict of ``others`` (name and output) against ``first``."""
         verdicts = [self._pair(index, first, name, other) for name, other in others]
-        equal = RequestVerdict(index=index, request_id=first.request_id, verdict=Verdict.EQUAL)
-        return max([equal, *verdicts], key=lambda one: list(Verdict).index(one.verdict))
+        return max(verdicts, key=_badness, default=self._equal(index, first))
+
+    def _equal(self, index: int, first: RequestOutput) -> RequestVerdict:
+        return RequestVerdict(index=index, request_id=first.request_id, verdict=Verdict.EQUAL, dtype=self._config.dtype)
 
     def _pair(self, index: int, first: RequestOutput, name: str, other: RequestOutput) -> RequestVerdict:
-        same_ids = first.token_ids == other.token_ids
-        if same_ids and _ending(first) == _ending(other):
-            return RequestVerdict(index=index, request_id=first.request_id, verdict=Verdict.EQUAL)
         position = _parting(first.token_ids, other.token_ids)
-        tokens = (_token(first, position), _token(other, position))
-        verdict, margin, explanation = Verdict.DIFFERENT, None, "the same ids, but another end"
-        if not same_ids:
-            verdict, margin, explanation = self._explain(index, first, position, tokens)
-        return RequestVerdict(
-            index=index,
-            request_id=first.request_id,
-            verdict=verdict,
-            run=name,
-            position=position,
-            tokens=tokens,
-            margin=margin,
-            explanation=explanation,
+        are_filtered = self._config.logprobs_mode == "processed"
+        deviation = largest_deviation(first, other, position, are_filtered=are_filtered)
+        found = self._equal(index, first)
+        if first.token_ids != other.token_ids or _ending(first) != _ending(other):
+            tokens = (_token(first, position), _token(other, position))
+            found = self._explain(replace(found, run=name, position=position, tokens=tokens), first)
+        if deviation is not None:
+            found = self._with_logprobs(replace(found, logprob_deviation=deviation.value), name, deviation)
+        return found
+
+    def _explain(self, parted: RequestVerdict, first: RequestOutput) -> RequestVerdict:
+        tokens = [token for token in parted.tokens if token is not None]
+        if len(tokens) < 2:
+            why = "one of them ended earlier" if tokens else "the same ids, but another end"
+            return replace(parted, verdict=Verdict.DIFFERENT, explanation=why)
+        params, position = self._params[parted.index], parted.position
+        choice = self._checked_by().choice_after(first.prompt_token_ids, first.token_ids[:position], params)
+        worst = max(map(choice.miss, tokens), key=lambda miss: miss.distance - miss.tolerance)
+        measure = "logit margin" if params.is_greedy else "draw distance"
+        return replace(
+            parted,
+            verdict=Verdict.NUMERIC if self._noise and worst.distance <= worst.tolerance else Verdict.DIFFERENT,
+            measure=measure,
+            distance=worst.distance,
+            tolerance=worst.tolerance,
+            explanation=f"{measure} {worst.distance:.2g}, {self._reason(worst)}",
         )
 
-    def _explain(
-        self, index: int, first: RequestOutput, position: int, tokens: tuple[int | None, int | None]
-    ) -> tuple[Verdict, float | None, str]:
-        left, right = tokens
-        if left is None or right is None:
-            return Verdict.DIFFERENT, None, "one of them ended earlier"
-        engine = self._checking_engine()
-        bound = MARGIN_BOUND.get(engine.resolved.dtype)
-        if bound is None or self._loaded.architecture == "Oracle":
-            return Verdict.DIFFERENT, None, "this model computes exactly, so rounding is no excuse"
-        top, near_boundary = _recompute(engine, first, self._params[index], position)
-        if self._params[index].is_greedy:
-            margin = abs(top.get(left, float("-inf")) - top.get(right, float("-inf")))
-            if margin <= bound:
-                return Verdict.NUMERIC, margin, f"the two best tokens are {margin:.2g} apart, bound {bound:g}"
-            return Verdict.DIFFERENT, margin if margin < float("inf") else None, f"above the bound of {bound:g}"
-        if near_boundary:
-            return Verdict.NUMERIC, None, "the draw falls within rounding of a border between tokens"
-        return Verdict.DIFFERENT, None, "the draw is not near a border between tokens"
+    def _reason(self, miss: Miss) -> str:
+        if not self._noise:
+            return "and this model computes exactly, so rounding is no excuse"
+        within = "within" if miss.distance <= miss.tolerance else "above"
+        return f"{within} the {miss.tolerance:.2g} that rounding in {self._config.dtype} explains"
 
-    def _checking_engine(self) -> Engine:
-        if self._engine is None:
-            self._engine = Engine(self._loaded, self._config)
-        return self._engine
+    def _with_logprobs(self, found: RequestVerdict, name: str, deviation: Deviation) -> RequestVerdict:
+        tolerance = LOGPROB_TOLERANCE[self._config.dtype]
+        if found.verdict is Verdict.DIFFERENT or deviation.value <= tolerance:
+            return found
+        what = f"log-probabilities of {deviation.part} position {deviation.position}"
+        why = f"{what} differ by {deviation.value:.2g}, above the {tolerance:g} allowed in {found.dtype}"
+        return replace(found, verdict=Verdict.DIFFERENT, run=name, explanation=why)
+
+    def _checked_by(self) -> Arbiter:
+        if self._arbiter is None:
+            self._arbiter = Arbiter(self._loaded, self._config, self._noise)
+        return self._arbiter
 
 
-def _recompute(
-    engine: Engine, output: RequestOutput, params: SamplingParams, position: int
-) -> tuple[dict[int, float], bool]:
-    """Sample one output position again, alone in its batch, as a recovery does: behind the tokens before it.
-
-    Returns:
-        The two best ids with their log-probabilities, and whether the sampler saw a border within rounding.
-    """
-    alone = params.replace(logprobs=2, prompt_logprobs=None, stop=None, max_tokens=max(params.max_tokens, position + 1))
-    request_id = engine.add_request(output.prompt_token_ids, alone)
-    request = engine.queue.waiting[-1]
-    request.output_ids.extend(output.token_ids[:position])
-    before = engine.counters.near_boundary
-    while (border := engine.step_phase()) is not None and border.phase is not Phase.RESOLVE:
-        pass
-    near_boundary = engine.counters.near_boundary > before
-    top = request.logprobs[-1] if request.logprobs else {}
-    engine.abort(request_id)
-    while engine.has_unfinished():
-        engine.step()
-    return top, near_boundary
+def _badness(found: RequestVerdict) -> tuple[int, float]:
+    return list(Verdict).index(found.verdict), found.logprob_deviation or 0.0
 
 
 def _ending(output: RequestOutput) -> tuple[str | None, str | int | None]:

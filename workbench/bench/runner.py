@@ -15,9 +15,10 @@ from workbench.bench.options import SEED, BenchError, BenchOptions
 from workbench.bench.recording import measure_recorder
 from workbench.bench.results import Result
 from workbench.bench.small import measure_hidden, measure_host, measure_steady
+from workbench.bench.what_if import measure_what_if
 from workbench.bench.workplace import Workplace
+from workbench.documents import jsonable
 from workbench.environment import environment
-from workbench.runs import jsonable
 
 Say = Callable[[str], None]
 Benchmark = Callable[[Workplace], Iterator[Result | str]]
@@ -30,6 +31,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "steady": measure_steady,
     "decode": measure_decode,
     "mix": measure_mix,
+    "whatif": measure_what_if,
 }
 
 

@@ -5,9 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.tracing.simulated import Lengths, simulate
 from tests.unit.tracing.traces import batch, device, phase, record
 from tracing.analysis import format_comparison, summarise
-from tracing.comparison import ADMISSION_NOTE, KINDS_NOTE, Row, comparison_notes, comparison_rows, format_value
+from tracing.blame import LAUNCH_LATENCY
+from tracing.comparison import (
+    ADMISSION_NOTE,
+    IDLE_SECTION,
+    KINDS_NOTE,
+    Row,
+    comparison_notes,
+    comparison_rows,
+    format_value,
+)
+from tracing.host_line import BETWEEN_PHASES, OUTSIDE_ITERATIONS, WAKE_UP, HostKind
 from tracing.nvtx_ranges import CATEGORY_OF_DETAIL
 from tracing.records import BATCH_OF, PHASE_COLOURS, PHASES
 from tracing.summary import Summary
@@ -81,6 +92,32 @@ class TestRows:
         assert (format_value(1234.0, ""), format_value(12.34, "%")) == ("1,234", "12.3")
 
 
+class TestIdleSection:
+    def rows(self, *summaries: Summary) -> list[Row]:
+        return [row for row in comparison_rows(summaries) if row.section == IDLE_SECTION]
+
+    def test_sums_to_the_bubble_of_a_mean_iteration_in_each_run(self) -> None:
+        runs = [summarise(*simulate(mode, 5, Lengths(launch=5, wake=7))) for mode in ("legacy", "async")]
+        rows = self.rows(*runs)
+        (bubble,) = [row for row in comparison_rows(runs) if row.label == "bubble / iteration"]
+        for values, whole in zip(zip(*(row.values for row in rows), strict=True), bubble.values, strict=True):
+            assert sum(value or 0 for value in values) == pytest.approx(whole)
+
+    def test_has_the_largest_cause_first_and_says_zero_where_a_run_has_none_of_it(self) -> None:
+        runs = [summarise(*simulate(mode, 5, Lengths(launch=5))) for mode in ("legacy", "async")]
+        rows = self.rows(*runs)
+        most = [max(value or 0 for value in row.values) for row in rows]
+        assert most == sorted(most, reverse=True)
+        assert (rows[0].label, rows[0].values[1], rows[0].better) == ("prepare", 0.0, "lower")
+        assert {"wait for samples", "outside iterations", "launch latency"} <= {row.label for row in rows}
+
+    def test_has_no_samples_in_a_run_without_device_work(self) -> None:
+        host_only = summarise([phase("prepare", 0, 5)], [record(0, 0, 10, launched=batch(0))])
+        assert self.rows(host_only) == []
+        rows = self.rows(host_only, summarise(*simulate("legacy", 3, Lengths())))
+        assert {row.values[0] for row in rows} == {None}
+
+
 def steps(order: str) -> Summary:
     """Two steps of 10 ms; in each the host works alone for 1 ms and the device idles 2 ms."""
     spans, records = [], []
@@ -126,6 +163,12 @@ class TestDocumentation:
                 undefined.append(row.label)
         assert undefined == []
         assert "`NAME share` (%)" in METRICS
+
+    def test_every_cause_of_idle_time_is_defined(self) -> None:
+        causes = {BETWEEN_PHASES, OUTSIDE_ITERATIONS, WAKE_UP, LAUNCH_LATENCY, "wait for NAME", "before WORK, ORDER"}
+        assert {IDLE_SECTION, *causes} <= DOCUMENTED
+        (table,) = re.findall(r"its \*\*cause\*\*.*?\n\n(.*?)\n\n", METRICS, re.DOTALL)
+        assert re.findall(r"\| `([\w-]+)` \|", table) == [kind.value for kind in HostKind]
 
     def test_every_range_is_listed_with_its_category_and_colour(self) -> None:
         for name in PHASES:

@@ -1,23 +1,25 @@
 from __future__ import annotations
 
-import builtins
 import importlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tracing.nvtx_ranges import NoRanges, NvtxRanges, argb, colour_of, open_ranges
+from tracing.nvtx_ranges import NoRanges, NvtxRanges, argb, attached_tool, colour_of, open_ranges
 from tracing.recorder import Recorder
 from tracing.records import PHASE_COLOURS, PHASES
 
 
 class FakeLibrary:
-    """The five functions of ``nvtx._lib``, counting what is open."""
+    """The surface of ``nvtx._lib``, counting what is open."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
         self.depth = 0
+
+    def EventAttributes(self, message: str, color: int, category: int, payload: int | None) -> Any:
+        return SimpleNamespace(message=message, color=color, category=category, payload=payload)
 
     def push_range(self, attributes: Any, handle: Any) -> None:
         self.depth += 1
@@ -37,16 +39,15 @@ class FakeLibrary:
         self.calls.append(("mark", attributes.payload))
 
 
-def fake_package(make_attributes: Any) -> Any:
-    domain = SimpleNamespace(handle="handle", get_event_attributes=make_attributes)
+def fake_package() -> Any:
+    domain = SimpleNamespace(handle="handle", get_registered_string=str, get_category_id=len)
     return SimpleNamespace(get_domain=lambda name: domain)
 
 
 class TestNvtxRanges:
     def test_a_recorded_iteration_is_balanced_in_the_domain(self) -> None:
         library = FakeLibrary()
-        package = fake_package(lambda *args: SimpleNamespace(payload=None))
-        recorder = Recorder(nvtx=NvtxRanges(package, library))
+        recorder = Recorder(nvtx=NvtxRanges(fake_package(), library))
         recorder.begin_iteration(9, "LEGACY", "mode", "legacy")
         with recorder.phase("prepare"), recorder.phase("publish"):
             assert library.depth == 2
@@ -54,16 +55,13 @@ class TestNvtxRanges:
         assert library.depth == 0
         assert library.calls == [("start", 9), ("push", 9), ("push", 9), ("end", "token")]
 
-    def test_a_package_that_gives_no_attributes_without_a_tool_is_left_alone(self) -> None:
-        library = FakeLibrary()
-        recorder = Recorder(nvtx=NvtxRanges(fake_package(lambda *args: None), library))
-        recorder.begin_iteration(0, "LEGACY", "mode", "legacy")
-        with recorder.phase("prepare"):
-            pass
-        recorder.instant("abort")
-        recorder.end_iteration()
-        assert library.calls == []
-        assert library.depth == 0
+    def test_two_sessions_never_share_a_payload(self) -> None:
+        # The package's cached attributes are one object for all threads: the other session's number went out.
+        sinks = [NvtxRanges(importlib.import_module("nvtx"), importlib.import_module("nvtx._lib")) for _ in range(2)]
+        ours, theirs = (sink.attributes("prepare", "phase", "#000000") for sink in sinks)
+        ours.payload, theirs.payload = 1, 2
+
+        assert (ours.payload, theirs.payload) == (1, 2)
 
     def test_the_installed_package_takes_our_calls(self) -> None:
         sink = NvtxRanges(importlib.import_module("nvtx"), importlib.import_module("nvtx._lib"))
@@ -86,9 +84,16 @@ class TestOpenRanges:
         assert ranges.status == "no tool attached"
 
     def test_an_attached_tool_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        loaded = importlib.import_module("nvtx._lib.lib").__file__  # any library that this process has loaded
         monkeypatch.delenv("NVTX_DISABLE", raising=False)
+        monkeypatch.setenv("NVTX_INJECTION64_PATH", loaded)
+        assert Recorder().nvtx_status == f"tool attached: {loaded}"
+
+    def test_a_tool_that_was_not_loaded_is_not_called_attached(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NVTX_INJECTION64_PATH", "/opt/tool.so")
-        assert Recorder().nvtx_status == "tool attached: /opt/tool.so"
+        is_attached, line = attached_tool()
+        assert not is_attached
+        assert line == "no tool attached: /opt/tool.so, which NVTX_INJECTION64_PATH names, was not loaded"
 
     def test_nvtx_disable_is_honoured(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NVTX_DISABLE", "1")
@@ -107,12 +112,21 @@ class TestOpenRanges:
         assert recorder.nvtx_status == "nvtx is not installed"
         assert [span.name for span in recorder.spans()] == ["prepare"]
 
-    def test_another_surface_is_refused_with_the_remedy(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        modules = {"nvtx": fake_package(None), "nvtx._lib": SimpleNamespace(push_range=builtins.print)}
+    def test_another_version_means_no_ranges_and_the_remedy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        modules = {"nvtx": fake_package(), "nvtx._lib": SimpleNamespace(EventAttributes=object, push_range=id)}
         monkeypatch.delenv("NVTX_DISABLE", raising=False)
+        monkeypatch.delenv("NVTX_INJECTION64_PATH", raising=False)
         monkeypatch.setattr(importlib, "import_module", modules.__getitem__)
-        with pytest.raises(RuntimeError, match=r"lacks 'pop_range': pip install nvtx==0\.2\.11"):
-            open_ranges()
+        recorder = Recorder()
+        with recorder.phase("prepare"):
+            pass
+        status = "off: this nvtx is not 0.2.11 (it lacks 'pop_range'); pip install nvtx==0.2.11"
+        assert recorder.nvtx_status == status
+        assert len(recorder.spans()) == 1
+
+        monkeypatch.setenv("NVTX_INJECTION64_PATH", "/opt/tool.so")
+        with pytest.warns(RuntimeWarning, match=r"no NVTX ranges: off: this nvtx is not 0\.2\.11"):
+            Recorder()
 
 
 class TestColours:

@@ -387,6 +387,37 @@ class TestRanges:
         assert [event[-1] >> 40 for event in sink.events] == [1, 2, 1, 2]
         assert sink.started == []
 
+    def test_a_name_inside_a_phase_is_a_detail_and_by_itself_a_phase(self) -> None:
+        sink = FakeSink()
+        recorder = Recorder(nvtx=sink)
+        with recorder.phase("emit"), recorder.phase("detokenise"):
+            pass
+        with recorder.phase("detokenise"):
+            pass
+        assert [event[1:3] for event in sink.events] == [
+            ("emit", "phase"),
+            ("detokenise", "detail"),
+            ("detokenise", "phase"),
+        ]
+        assert sink.open == []
+
+    def test_what_an_interrupt_left_open_is_closed_when_the_iteration_is_abandoned(self) -> None:
+        # A Ctrl-C between the push and the span's own bookkeeping: the with block is never entered, nor left.
+        class Interrupting(FakeSink):
+            def push(self, attributes: Any, payload: int) -> None:
+                super().push(attributes, payload)
+                raise KeyboardInterrupt
+
+        sink = Interrupting()
+        recorder = Recorder(nvtx=sink)
+        begin(recorder, 0)
+        with pytest.raises(KeyboardInterrupt), recorder.phase("prepare"):
+            pass
+        assert sink.open == [("prepare", "phase")]
+        recorder.abandon_iteration()
+        assert sink.open == []
+        assert sink.started == []
+
     def test_an_order_named_like_a_phase_does_not_share_its_attributes(self) -> None:
         sink = FakeSink()
         recorder = Recorder(nvtx=sink)

@@ -25,8 +25,18 @@ def detail(name: str, start: int, end: int, iteration: int = 0) -> Span:
     )
 
 
-def device(name: str, start: int, end: int, iteration: int = 0, *, lane: str = "compute") -> Span:
-    return Span(name=name, category=Category.DEVICE, lane=lane, start_ns=start, end_ns=end, iteration=iteration)
+def device(
+    name: str, start: int, end: int, iteration: int = 0, *, lane: str = "compute", enqueued: int | None = None
+) -> Span:
+    return Span(
+        name=name,
+        category=Category.DEVICE,
+        lane=lane,
+        start_ns=start,
+        end_ns=end,
+        iteration=iteration,
+        enqueued_ns=enqueued,
+    )
 
 
 def record(iteration: int, begin: int, end: int, **fields: Any) -> IterationRecord:

@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from engine.config import EngineConfig
+from engine.engine import Engine
+from tests.unit.workbench.worlds import oracle
+from workbench.bench import what_if
 from workbench.bench.options import BenchError, BenchOptions
 from workbench.bench.runner import BENCHMARKS, run_benchmarks
 
@@ -43,7 +47,7 @@ class TestRunBenchmarks:
         assert len(lines) == len(document["results"]) + 1
 
     def test_refuses_an_unknown_name_before_it_measures(self, tmp_path: Path) -> None:
-        with pytest.raises(BenchError, match="known are host, hidden, recorder, steady, decode, mix"):
+        with pytest.raises(BenchError, match="known are host, hidden, recorder, steady, decode, mix, whatif"):
             run(["steady", "speed"], BenchOptions(), tmp_path)
 
         assert list(tmp_path.iterdir()) == []
@@ -152,6 +156,41 @@ class TestMix:
         assert all(one["value"] > 0 and one["batch"] == 8 and one["lengths"] == "4-16" for one in rates)
         assert [0 < one["details"]["graph_hit_rate"] < 1 for one in rates] == [True, True, False, False]
         assert [leg["config"]["mode"] for leg in document["legs"]] == [mode for mode, _ in LEGS]
+
+
+class TestWhatIf:
+    def test_sets_predictions_beside_runs_that_have_the_delay(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(what_if, "_DEVICE_SLEEP_S", {"forward": 0.002})
+        options = BenchOptions(model="oracle", batches=(3,), repeats=1, quick=True)
+
+        document, lines = run(["whatif"], options, tmp_path)
+
+        cells = document["results"]
+        works = [f"{work} + {factor} steps" for work in ("prepare", "resolve", "device forward") for factor in (0.5, 2)]
+        assert [(one["mode"], one["metric"]) for one in cells] == [
+            (mode, metric) for mode in ("legacy", "async") for metric in works
+        ]
+        for one in cells:
+            details = one["details"]
+            assert one["value"] == pytest.approx(details["predicted_ms"] / details["measured_ms"])
+            assert details["predicted_ms"] >= details["before_ms"]
+            assert details["makespan_ratio"] > 0
+        assert len(lines) == len(cells) + 1
+
+    def test_leaves_the_engine_as_it_was(self) -> None:
+        with Engine(oracle(), EngineConfig(num_blocks=24, max_requests=4, max_batch_tokens=64)) as engine:
+            for work in ("prepare", "device forward"):
+                before = engine.controller.watch, engine.device.op_sleep_s
+                with what_if._delayed(engine, work, 0.001):
+                    assert (engine.controller.watch, engine.device.op_sleep_s) != before
+                assert (engine.controller.watch, engine.device.op_sleep_s) == before
+
+    def test_a_device_without_times_of_its_own_has_no_results(self, tmp_path: Path) -> None:
+        options = BenchOptions(device="inline", model="oracle", batches=(2,), quick=True)
+
+        assert run(["whatif"], options, tmp_path)[0]["results"] == []
 
 
 class TestOptions:

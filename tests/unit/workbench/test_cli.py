@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from workbench import load_run
 from workbench.cli import main
 
 SMALL = ["--max-requests", "4", "--max-batch-tokens", "128", "--max-sequence-length", "96", "--num-blocks", "24"]
@@ -67,6 +68,29 @@ class TestRun:
         assert "<html" in path.read_text(encoding="utf-8")
         assert f"report: {path}" in capsys.readouterr().err
 
+    def test_saves_a_run_that_loads_again(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        folder = tmp_path / "new" / "run"
+
+        assert main(["run", *ORACLE, *WORK, "--save", str(folder)]) == 0
+
+        assert f"saved: {folder}" in capsys.readouterr().err
+        trace = load_run(folder)
+        assert trace.name == "async"
+        assert trace.workload["name"] == WORK[1]
+        assert trace.requests.num_rows == 3
+
+    def test_saves_over_a_run_only_if_told_so(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        command = ["run", *ORACLE, *WORK, "--save", str(tmp_path / "run"), "--mode"]
+        assert main([*command, "async"]) == 0
+        capsys.readouterr()
+
+        assert main([*command, "legacy"]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+        assert load_run(tmp_path / "run").name == "async"
+
+        assert main([*command, "legacy", "--overwrite"]) == 0
+        assert load_run(tmp_path / "run").name == "legacy"
+
     def test_flags_win_over_the_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = tmp_path / "engine.yaml"
         path.write_text("mode: legacy\nseed: 7\n", encoding="utf-8")
@@ -102,6 +126,19 @@ class TestCompare:
         assert [len(leg["requests"]) for leg in document["legs"]] == [3, 3]
         assert document["outputs_match"] is True
 
+    def test_saves_each_leg_in_a_folder_of_its_own(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        command = ["compare", *ORACLE, *WORK, "--warmup", "0", "--save", str(tmp_path)]
+        assert main(command) == 0
+
+        names = {path.name: load_run(path).name for path in tmp_path.iterdir()}
+        assert names == {
+            "legacy": "legacy",
+            "async-without-overlap": "async without overlap",
+            "async": "async",
+        }
+        assert main(command) == 2
+        assert "holds a run already" in capsys.readouterr().err
+
     def test_fails_where_outputs_differ(self, capsys: pytest.CaptureFixture[str]) -> None:
         from workbench.comparison import LEGS, Leg
 
@@ -113,6 +150,57 @@ class TestCompare:
 
         assert status == 1
         assert "3 DIFFERENT" in capsys.readouterr().out
+
+
+class TestReport:
+    @pytest.fixture
+    def folders(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+        found = [str(tmp_path / mode) for mode in ("legacy", "async")]
+        for folder, mode in zip(found, ("legacy", "async"), strict=True):
+            assert main(["run", *ORACLE, *WORK, "--mode", mode, "--save", folder]) == 0
+        capsys.readouterr()
+        return found
+
+    def test_shows_saved_runs_side_by_side(
+        self, folders: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out = tmp_path / "both" / "report.html"
+
+        assert main(["report", *folders, "--out", str(out)]) == 0
+
+        lines = capsys.readouterr().out.splitlines()
+        assert lines == ["legacy and async gave the same ids for all 3 requests.", f"report: {out}"]
+        page = out.read_text(encoding="utf-8")
+        assert "The runs differ in: mode." in page
+        assert page.count("<h3>legacy</h3>") == page.count("<h3>async</h3>") > 0
+
+    def test_shows_one_run_in_a_file_of_a_fixed_name(
+        self, folders: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+
+        assert main(["report", folders[0]]) == 0
+
+        assert "<h3>legacy</h3>" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+    def test_a_damaged_run_leaves_no_report(
+        self, folders: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (Path(folders[1]) / "spans.parquet").write_bytes(b"PAR1")
+
+        assert main(["report", *folders, "--out", str(tmp_path / "report.html")]) == 2
+
+        streams = capsys.readouterr()
+        assert streams.err.startswith(f"workbench: error: {folders[1]}/spans.parquet is damaged")
+        assert streams.err.count("\n") == 1
+        assert not (tmp_path / "report.html").exists()
+
+    def test_a_place_that_cannot_be_written_is_one_line(
+        self, folders: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["report", folders[0], "--out", "/proc/report.html"]) == 2
+
+        assert capsys.readouterr().err.startswith("workbench: error: cannot use /proc/report.html")
 
 
 class TestErrors:
@@ -135,6 +223,11 @@ class TestErrors:
             (["run", "--model", "smolm2", *WORK], "model 'smolm2' is not known; did you mean 'smollm2'?"),
             (["demo", "--model", "shape:tiny"], "demo needs a model with a tokenizer and chat template"),
             (["bench", "--only", "speed"], "benchmark 'speed' is unknown; known are host, hidden, recorder, steady"),
+            (["report", "/nowhere"], "/nowhere is no run: there is no such folder"),
+            (["report"], "required: RUN"),
+            (["run", "--model", "/nowhere", "--save", "/proc/version"], "/proc/version is a file; a run is written as"),
+            (["compare", "--model", "/nowhere", "--legs", "version", "--save", "/proc"], "/proc/version is a file"),
+            (["compare", *ORACLE, *WORK, "--legs", "turbo", "--save", "/nowhere"], "leg 'turbo' is unknown"),
             (["fly"], "invalid choice: 'fly'"),
             ([], "required: COMMAND"),
         ],
@@ -200,12 +293,20 @@ class TestHelp:
         assert f"workbench {command} --model" in text
         assert "--max-batch-tokens" in text
 
+    def test_of_report_shows_examples(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            main(["report", "--help"])
+
+        text = capsys.readouterr().out
+        assert "workbench report runs/before runs/after" in text
+        assert "--out FILE.html" in text
+
     def test_names_the_commands(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             main(["--help"])
 
         text = capsys.readouterr().out
-        assert all(command in text for command in ("run", "compare", "bench", "demo", "lab"))
+        assert all(command in text for command in ("run", "compare", "report", "bench", "demo", "lab"))
 
 
 class TestLab:

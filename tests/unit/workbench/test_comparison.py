@@ -10,11 +10,12 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.policy import never_overlap
+from engine.request import SamplingParams
 from tests.unit.workbench.worlds import oracle, spread_workload
 from workbench import comparison
 from workbench.comparison import Leg, compare
 from workbench.runs import Run, jsonable
-from workbench.workloads import WorkloadError, parse_workload
+from workbench.workloads import RequestSpec, Workload, WorkloadError, parse_workload
 
 SMALL = EngineConfig(max_requests=4, max_batch_tokens=128, max_sequence_length=96, num_blocks=24)
 
@@ -60,6 +61,8 @@ class TestCompare:
         assert not result.outputs_match
         assert result.verdict_counts["DIFFERENT"] == 1
         assert "request-1 in async parts at output position" in str(result)
+        verdict = result.verdicts[1]
+        assert (verdict.dtype, verdict.tolerance) == ("float32", 0.0)
 
     def test_repeats_take_turns_and_are_all_judged(self) -> None:
         begun: list[str] = []
@@ -130,3 +133,19 @@ class TestResult:
         assert "tokens/s" in result.table()
         assert "2 equal" in repr(result)
         assert result._repr_html_().startswith("<pre>")
+
+    def test_holds_the_log_probabilities_of_prompt_and_output_and_how_far_they_are_apart(self) -> None:
+        params = SamplingParams(max_tokens=3, temperature=0.0, logprobs=1, prompt_logprobs=2, ignore_eos=True)
+        workload = Workload(name="one", requests=(RequestSpec(prompt=(4, 5, 6), params=params),), unit="iterations")
+
+        result = compare(workload, ["legacy", "async"], model=oracle(), config=SMALL, warmup=0)
+
+        document = json.loads(json.dumps(jsonable(result.to_dict()), allow_nan=False))
+        for leg in document["legs"]:
+            (request,) = leg["requests"]
+            assert len(request["logprobs"]) == 3
+            first, *others = request["prompt_logprobs"]
+            assert first is None
+            assert [next(iter(row)) for row in others] == ["5", "6"]
+        assert document["verdicts"][0]["logprob_deviation"] == 0.0
+        assert result.verdict_text.endswith("1 equal; log-probabilities differ by at most 0")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.unit.workbench.worlds import oracle, spread_workload
-from workbench import comparison
+from tracing.run_folder import RunFolderError
+from workbench import comparison, load_run
 from workbench.demo import demo_config, run_demo
 from workbench.demo_prompts import demo_workload
 from workbench.runs import Run
@@ -51,6 +52,8 @@ class TestRunDemo:
         status = run_demo(model=oracle(), out=tmp_path / "demo", say=say, workload=streaming_workload())
 
         assert status == 0
+        runs = [load_run(tmp_path / "demo" / mode) for mode in ("legacy", "async")]
+        assert [run.summary.orders[0].order for run in runs] == ["legacy", "overlap"]
         report = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
         assert "legacy" in report
         assert "async" in report
@@ -77,6 +80,17 @@ class TestRunDemo:
             "forwards ran in captured sizes",
         ):
             assert part in say.text, part
+
+    def test_replaces_the_runs_of_the_last_time_and_nothing_else(self, tmp_path: Path) -> None:
+        for _ in range(2):
+            run_demo(model=oracle(), device="inline", out=tmp_path, say=Terminal(), workload=streaming_workload())
+        (tmp_path / "async" / "notes.txt").write_text("mine")
+
+        say = Terminal()
+        with pytest.raises(RunFolderError, match=r"holds notes\.txt"):
+            run_demo(model=oracle(), device="inline", out=tmp_path, say=say, workload=streaming_workload())
+
+        assert say.text == ""
 
     def test_fails_and_says_where_if_ids_differ(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def change(run: Run) -> Run:

@@ -11,13 +11,15 @@ import pytest
 
 import workbench.report as report_module
 from engine.phases import Order, Phase
+from tests.unit.tracing.simulated import Lengths, simulate
 from tests.unit.tracing.traces import batch, detail, device, phase, record, wait
 from tracing.comparison import ADMISSION_NOTE, KINDS_NOTE
 from tracing.recorder import Recorder
 from tracing.records import PHASE_COLOURS, Category, IterationRecord, RequestRecord, Span
 from workbench.report import RunView, differing_fields, render_report, write_report
-from workbench.report_border import Border, Trace, find_borders
+from workbench.report_border import Border, BorderInput, find_borders
 from workbench.report_data import ORDER_COLOURS, host_work, initial_views, run_data
+from workbench.report_idle import idle_groups
 
 NASTY = "</script><img src=x onerror=alert(1)>&\"'"
 
@@ -96,7 +98,7 @@ class TestPage:
         spans = [phase(NASTY, 0, 10)]
         iterations = [record(0, 0, 10, order=NASTY, reason=NASTY, wasted_rows={NASTY: 1}, void_reasons=(NASTY,))]
         requests = [RequestRecord(request_id=NASTY, arrival_ns=0, finish_reason=NASTY)]
-        run = RunView(NASTY, spans, iterations, requests, config={NASTY: NASTY})
+        run = RunView(NASTY, spans, iterations, requests, config={NASTY: NASTY}, environment={NASTY: NASTY})
         page = page_of(run, title=NASTY, environment={NASTY: NASTY}, notes=[NASTY])
         plain = page_of(small_run(config={"a": 1}), environment={"a": 1}, notes=["a"])
         assert "img" not in page.tags
@@ -129,6 +131,29 @@ class TestPage:
         assert KINDS_NOTE in text
         assert "lower is better" in text
         assert "One run each" not in page_of(*runs, repeats=5).text
+
+    def test_tells_why_the_device_was_idle_in_three_divisions_of_all_idle_time(self) -> None:
+        spans, iterations = simulate("legacy", 3, Lengths(launch=5, wake=7))
+        run = RunView("legacy", spans, iterations)
+        groups = idle_groups(run.summary)
+        for group in groups:
+            assert sum(float(row.share) for row in group.rows) == pytest.approx(100, abs=0.5)
+        assert [row.label for row in groups[0].rows][:3] == ["prepare", "resolve", "emit"]
+        assert groups[0].rows[0].colour == PHASE_COLOURS["prepare"]
+        assert [(row.label, row.count) for row in groups[1].rows] == [
+            ("before forward, legacy", "5"),
+            ("launch latency", "3"),
+        ]
+        text = page_of(run).text
+        for row in (row for group in groups for row in group.rows):
+            assert row.label in text
+            assert row.each in text
+
+    def test_without_idle_time_says_so(self) -> None:
+        assert idle_groups(RunView("async", [], []).summary) == []
+        busy = RunView("async", [device("forward", 0, 10)], [record(0, 0, 10)])
+        assert idle_groups(busy.summary) == []
+        assert "Why the device was idle" in page_of(busy).text
 
     def test_an_empty_run_has_a_page_too(self) -> None:
         page = page_of(RunView("async", [], []))
@@ -192,6 +217,18 @@ class TestRunData:
 
     def test_host_work_leaves_waits_out(self) -> None:
         assert host_work([phase("resolve", 0, 10), wait(3, 5), device("forward", 0, 10)]) == [(0, 3), (5, 10)]
+
+    def test_every_bubble_says_what_ended_it_and_what_its_late_parts_were(self) -> None:
+        data = run_data(*simulate("legacy", 3, Lengths(launch=5, wake=7)), initial_views([[]])[0])
+        lengths, blame, names = data["bubbles"][1::2], data["blame"], data["names"]
+        assert len(lengths) == len(blame["parts"]) == len(blame["before"]) == len(blame["iteration"])
+        at = lengths.index(377)
+        assert (names[blame["before"][at]], blame["iteration"][at]) == ("publish", 1)
+        parts = blame["parts"][at]
+        times = {names[name]: time for name, time in zip(parts[::2], parts[1::2], strict=True)}
+        assert list(times.items())[:3] == [("prepare", 100), ("resolve", 80), ("emit", 60)]
+        assert (times["wait for samples"], times["wake-up"]) == (15, 7)
+        assert 377 - sum(times.values()) == 5, "launch latency is what is left"
 
     def test_every_lane_is_sorted_by_start(self) -> None:
         spans = [phase("emit", 50, 60), phase("prepare", 10, 20), device("forward", 30, 40), device("sample", 5, 6)]
@@ -261,7 +298,7 @@ def async_steps(count: int, *, blocked: int = 0) -> list[Span]:
 
 
 def find_alone(spans: list[Span], steady: tuple[int, int] | None = None) -> Border | None:
-    (border,) = find_borders([Trace(spans=spans, work=host_work(spans), steady=steady)])
+    (border,) = find_borders([BorderInput(spans=spans, work=host_work(spans), steady=steady)])
     return border
 
 
@@ -315,7 +352,7 @@ class TestBorder:
             replace(span, iteration=span.iteration + 3, start_ns=span.start_ns + 7, end_ns=span.end_ns + 7)
             for span in async_steps(8)
         ]
-        traces = [Trace(spans=spans, work=host_work(spans), steady=None) for spans in (legacy_steps(8), shifted)]
+        traces = [BorderInput(spans=spans, work=host_work(spans), steady=None) for spans in (legacy_steps(8), shifted)]
         one, two = find_borders(traces)
         assert one is not None
         assert two is not None
@@ -323,7 +360,7 @@ class TestBorder:
 
     def test_the_common_one_is_as_ordinary_as_can_be(self) -> None:
         late = legacy_steps(8, late=80_000)
-        traces = [Trace(spans=spans, work=host_work(spans), steady=None) for spans in (late, async_steps(8))]
+        traces = [BorderInput(spans=spans, work=host_work(spans), steady=None) for spans in (late, async_steps(8))]
         one, two = find_borders(traces)
         assert one is not None
         assert two is not None
@@ -331,7 +368,7 @@ class TestBorder:
 
     def test_without_a_common_one_each_run_has_its_own(self) -> None:
         far = [replace(span, iteration=span.iteration + 100) for span in async_steps(4)]
-        traces = [Trace(spans=spans, work=host_work(spans), steady=None) for spans in (legacy_steps(4), far, [])]
+        traces = [BorderInput(spans=spans, work=host_work(spans), steady=None) for spans in (legacy_steps(4), far, [])]
         assert [border and border.finished >= 100 for border in find_borders(traces)] == [False, True, None]
 
     def test_without_steady_decode_any_border_is_shown_and_says_so(self) -> None:

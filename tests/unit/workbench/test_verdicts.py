@@ -11,11 +11,15 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.models.loader import LoadedModel, load_model
 from engine.request import RequestOutput, RequestTimings, SamplingParams
-from workbench import verdicts
-from workbench.verdicts import Judge, Verdict
+from workbench.rounding import LOGIT_NOISE, LOGPROB_TOLERANCE
+from workbench.verdicts import Judge, RequestVerdict, Verdict
 
-CONFIG = EngineConfig(max_requests=2, max_batch_tokens=64, max_sequence_length=64, num_blocks=16, device="inline")
+CONFIG = EngineConfig(
+    max_requests=2, max_batch_tokens=64, max_sequence_length=64, num_blocks=16, device="inline", dtype="float32"
+)
 PROMPT = (5, 6, 7)
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=3)
+DRAWN = SamplingParams(temperature=1.0, seed=3, max_tokens=5, ignore_eos=True)
 
 
 def output(ids: tuple[int, ...], finish_reason: str = "length") -> RequestOutput:
@@ -44,90 +48,59 @@ def serve_alone(loaded: LoadedModel, params: SamplingParams) -> RequestOutput:
         return engine.generate([list(PROMPT)], params, progress=False)[0]
 
 
-class TestJudge:
-    def test_the_same_ids_and_end_are_equal(self, tiny: LoadedModel) -> None:
-        with Judge(tiny, CONFIG, [SamplingParams(temperature=0.0)]) as judge:
-            verdict = judge.judge(0, output((1, 2)), [("async", output((1, 2)))])
+def with_token(right: RequestOutput, position: int, token: int) -> RequestOutput:
+    """``right`` with another token somewhere."""
+    return replace(right, token_ids=(*right.token_ids[:position], token, *right.token_ids[position + 1 :]))
 
-        assert verdict.verdict is Verdict.EQUAL
+
+def judged(
+    loaded: LoadedModel,
+    params: SamplingParams,
+    left: RequestOutput,
+    right: RequestOutput,
+    config: EngineConfig = CONFIG,
+) -> RequestVerdict:
+    with Judge(loaded, config, [params]) as judge:
+        return judge.judge(0, left, [("async", right)])
+
+
+def explain_up_to(monkeypatch: pytest.MonkeyPatch, distance: float, found: RequestVerdict) -> None:
+    """Say that float32 is so noisy that rounding explains ``distance`` where ``found`` was judged."""
+    assert found.tolerance is not None
+    monkeypatch.setitem(LOGIT_NOISE, "float32", LOGIT_NOISE["float32"] * distance / found.tolerance)
+
+
+class TestTokens:
+    def test_the_same_ids_and_end_are_equal(self, tiny: LoadedModel) -> None:
+        verdict = judged(tiny, GREEDY, output((1, 2)), output((1, 2)))
+
+        assert (verdict.verdict, verdict.dtype) == (Verdict.EQUAL, "float32")
 
     def test_the_same_ids_with_another_end_are_different(self, tiny: LoadedModel) -> None:
-        with Judge(tiny, CONFIG, [SamplingParams(temperature=0.0)]) as judge:
-            verdict = judge.judge(0, output((1, 2)), [("async", output((1, 2), "stop"))])
+        verdict = judged(tiny, GREEDY, output((1, 2)), output((1, 2), "stop"))
 
         assert verdict.verdict is Verdict.DIFFERENT
+        assert "the same ids, but another end" in str(verdict)
 
     def test_a_missing_token_is_different(self, tiny: LoadedModel) -> None:
-        with Judge(tiny, CONFIG, [SamplingParams(temperature=0.0)]) as judge:
-            verdict = judge.judge(0, output((1, 2)), [("async", output((1,)))])
+        verdict = judged(tiny, GREEDY, output((1, 2)), output((1,)))
 
         assert verdict.verdict is Verdict.DIFFERENT
-        assert verdict.position == 1
-        assert verdict.tokens == (2, None)
-
-    def test_a_greedy_token_that_was_never_near_the_best_is_different(self, tiny: LoadedModel) -> None:
-        params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
-        right = serve_alone(tiny, params)
-        wrong_id = next(token for token in range(512) if token not in right.logprobs[3])  # type: ignore[index]
-        wrong = replace(right, token_ids=(*right.token_ids[:3], wrong_id, *right.token_ids[4:]))
-        with Judge(tiny, CONFIG, [params]) as judge:
-            verdict = judge.judge(0, right, [("async", wrong)])
-
-        assert verdict.verdict is Verdict.DIFFERENT
-        assert (verdict.position, verdict.run) == (3, "async")
-        assert verdict.tokens == (right.token_ids[3], wrong_id)
-
-    def test_a_greedy_choice_within_the_bound_is_numeric_and_tells_its_margin(
-        self, tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
-        right = serve_alone(tiny, params)
-        assert right.logprobs is not None
-        best, second = list(right.logprobs[3])[:2]
-        margin = right.logprobs[3][best] - right.logprobs[3][second]
-        swapped = replace(right, token_ids=(*right.token_ids[:3], second, *right.token_ids[4:]))
-        for bound, expected in ((margin * 1.01, Verdict.NUMERIC), (margin * 0.99, Verdict.DIFFERENT)):
-            monkeypatch.setitem(verdicts.MARGIN_BOUND, "float32", bound)
-            with Judge(tiny, CONFIG, [params]) as judge:
-                verdict = judge.judge(0, right, [("async", swapped)])
-
-            assert verdict.verdict is expected
-            assert verdict.margin == pytest.approx(margin, rel=1e-4)
-
-    def test_a_draw_away_from_every_border_is_different(self, tiny: LoadedModel) -> None:
-        params = SamplingParams(temperature=1.0, seed=3, max_tokens=5, ignore_eos=True)
-        right = serve_alone(tiny, params)
-        wrong = replace(right, token_ids=(right.token_ids[0], (right.token_ids[1] + 9) % 512, *right.token_ids[2:]))
-        with Judge(tiny, CONFIG, [params]) as judge:
-            verdict = judge.judge(0, right, [("async", wrong)])
-
-        assert verdict.verdict is Verdict.DIFFERENT
-        assert "not near a border" in verdict.explanation
-
-    def test_a_draw_on_a_border_is_numeric(self, tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-        params = SamplingParams(temperature=1.0, seed=3, max_tokens=5, ignore_eos=True)
-        right = serve_alone(tiny, params)
-        wrong = replace(right, token_ids=(right.token_ids[0], (right.token_ids[1] + 9) % 512, *right.token_ids[2:]))
-        # With the sampler's tolerance this wide every draw lies within it of some border.
-        monkeypatch.setattr("engine.sampling.torch.BOUNDARY_TOLERANCE", {torch.float32: 1.0})
-        with Judge(tiny, CONFIG, [params]) as judge:
-            verdict = judge.judge(0, right, [("async", wrong)])
-
-        assert verdict.verdict is Verdict.NUMERIC
+        assert (verdict.position, verdict.tokens) == (1, (2, None))
+        assert "async parts at output position 1 (2 or its end)" in str(verdict)
 
     def test_exact_arithmetic_has_no_excuse(self) -> None:
         oracle = load_model("oracle")
         wide = load_model("shape:tiny", dtype=torch.float64)
-        params = SamplingParams(temperature=0.0)
         for loaded, config in ((oracle, CONFIG), (wide, CONFIG.replace(dtype="float64"))):
-            with Judge(loaded, config, [params]) as judge:
-                verdict = judge.judge(0, output((1, 2)), [("async", output((1, 3)))])
+            verdict = judged(loaded, GREEDY, output((1, 2)), output((1, 3)), config)
 
             assert verdict.verdict is Verdict.DIFFERENT
             assert "exactly" in verdict.explanation
+            assert verdict.tolerance == 0.0
 
     def test_the_worst_of_several_runs_counts(self, tiny: LoadedModel) -> None:
-        with Judge(tiny, CONFIG, [SamplingParams(temperature=0.0)]) as judge:
+        with Judge(tiny, CONFIG, [GREEDY]) as judge:
             verdict = judge.judge(
                 0, output((1, 2)), [("a", output((1, 2))), ("b", output((1,))), ("c", output((1, 2)))]
             )
@@ -135,13 +108,128 @@ class TestJudge:
         assert (verdict.verdict, verdict.run) == (Verdict.DIFFERENT, "b")
 
     def test_judging_leaves_the_checking_engine_empty(self, tiny: LoadedModel) -> None:
-        params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-        right = serve_alone(tiny, params)
-        wrong = replace(right, token_ids=(*right.token_ids[:2], (right.token_ids[2] + 1) % 512))
-        with Judge(tiny, CONFIG, [params, params]) as judge:
-            verdicts_twice = [judge.judge(index, right, [("async", wrong)]).margin for index in (0, 1)]
+        right = serve_alone(tiny, GREEDY)
+        wrong = with_token(right, 2, (right.token_ids[2] + 1) % 512)
+        with Judge(tiny, CONFIG, [GREEDY, GREEDY]) as judge:
+            twice = [judge.judge(index, right, [("async", wrong)]).distance for index in (0, 1)]
 
-            assert judge._engine is not None
-            assert not judge._engine.has_unfinished()
-            assert judge._engine.pool.num_free == 16
-        assert verdicts_twice[0] == verdicts_twice[1]
+            assert judge._arbiter is not None
+            assert not judge._arbiter.engine.has_unfinished()
+            assert judge._arbiter.engine.pool.num_free == 16
+        assert twice[0] == twice[1]
+
+
+class TestGreedy:
+    @pytest.mark.parametrize(("share", "expected"), [(1.01, Verdict.NUMERIC), (0.99, Verdict.DIFFERENT)])
+    def test_the_third_best_is_numeric_up_to_what_rounding_explains(
+        self, tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch, share: float, expected: Verdict
+    ) -> None:
+        right = serve_alone(tiny, GREEDY)
+        assert right.logprobs is not None
+        best, _, third = right.logprobs[3]
+        margin = right.logprobs[3][best] - right.logprobs[3][third]
+        other = with_token(right, 3, third)
+        explain_up_to(monkeypatch, share * margin, judged(tiny, GREEDY, right, other))
+
+        verdict = judged(tiny, GREEDY, right, other)
+
+        assert verdict.verdict is expected
+        assert (verdict.position, verdict.tokens, verdict.measure) == (3, (best, third), "logit margin")
+        assert verdict.distance == pytest.approx(margin, rel=1e-4)
+        assert verdict.tolerance == pytest.approx(share * margin, rel=1e-4)
+
+    def test_float32_explains_next_to_nothing(self, tiny: LoadedModel) -> None:
+        right = serve_alone(tiny, GREEDY)
+        assert right.logprobs is not None
+        second = list(right.logprobs[3])[1]
+
+        verdict = judged(tiny, GREEDY, right, with_token(right, 3, second))
+
+        assert verdict.verdict is Verdict.DIFFERENT
+        assert verdict.tolerance is not None
+        assert 0 < verdict.tolerance < 2e-5
+        assert "that rounding in float32 explains" in verdict.explanation
+
+
+class TestDraw:
+    def test_a_near_border_excuses_the_token_behind_it_alone(
+        self, tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        right = serve_alone(tiny, DRAWN)
+        rivals = [right.token_ids[1] + step for step in (-1, 1, 9)]
+        found = [judged(tiny, DRAWN, right, with_token(right, 1, rival)) for rival in rivals]
+        assert all(one.verdict is Verdict.DIFFERENT and one.measure == "draw distance" for one in found)
+        near = min(found[:2], key=lambda one: one.distance or 0.0)
+        assert near.distance is not None
+        explain_up_to(monkeypatch, 1.01 * near.distance, near)
+
+        again = [judged(tiny, DRAWN, right, with_token(right, 1, rival)) for rival in rivals]
+
+        numeric = [one.tokens for one in again if one.verdict is Verdict.NUMERIC]
+        assert numeric == [near.tokens]
+
+    def test_the_first_runs_token_must_be_explained_as_well(self, tiny: LoadedModel) -> None:
+        right = serve_alone(tiny, DRAWN)
+        wrong = with_token(right, 1, (right.token_ids[1] + 9) % 512)
+
+        one, other = judged(tiny, DRAWN, right, wrong), judged(tiny, DRAWN, wrong, right)
+
+        assert one.verdict is other.verdict is Verdict.DIFFERENT
+        assert one.distance == other.distance
+
+
+class TestLogprobs:
+    @pytest.mark.parametrize(("share", "expected"), [(0.9, Verdict.EQUAL), (1.1, Verdict.DIFFERENT)])
+    def test_are_compared_where_asked_for(self, tiny: LoadedModel, share: float, expected: Verdict) -> None:
+        right = serve_alone(tiny, GREEDY)
+        assert right.logprobs is not None
+        apart = share * LOGPROB_TOLERANCE["float32"]
+        moved = ({**right.logprobs[0], right.token_ids[0]: right.logprobs[0][right.token_ids[0]] - apart},)
+
+        verdict = judged(tiny, GREEDY, right, replace(right, logprobs=moved + right.logprobs[1:]))
+
+        assert verdict.verdict is expected
+        assert verdict.logprob_deviation == pytest.approx(apart)
+
+    def test_are_compared_up_to_where_the_runs_part(self, tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+        right = serve_alone(tiny, GREEDY)
+        assert right.logprobs is not None
+        second = list(right.logprobs[3])[1]
+        other = with_token(right, 3, second)
+        near = judged(tiny, GREEDY, right, other)
+        assert near.distance is not None
+        explain_up_to(monkeypatch, 1.01 * near.distance, near)
+        for position, expected in ((2, Verdict.DIFFERENT), (3, Verdict.NUMERIC)):
+            rows = list(right.logprobs)
+            rows[position] = {token: value - 1.0 for token, value in rows[position].items()}
+
+            verdict = judged(tiny, GREEDY, right, replace(other, logprobs=tuple(rows)))
+
+            assert verdict.verdict is expected
+            assert ("log-probabilities of output position 2 differ by 1" in str(verdict)) == (position == 2)
+
+    def test_of_prompts_are_compared(self, tiny: LoadedModel) -> None:
+        params = GREEDY.replace(prompt_logprobs=0)
+        right = serve_alone(tiny, params)
+        assert right.prompt_logprobs is not None
+        rows = (None, *(dict.fromkeys(row, -1.0) for row in right.prompt_logprobs[1:] if row))
+
+        verdict = judged(tiny, params, right, replace(right, prompt_logprobs=rows))
+
+        assert verdict.verdict is Verdict.DIFFERENT
+        assert "log-probabilities of prompt position" in str(verdict)
+
+
+class TestReport:
+    def test_holds_what_was_judged_and_by_what(self, tiny: LoadedModel) -> None:
+        right = serve_alone(tiny, GREEDY)
+        wrong = with_token(right, 3, (right.token_ids[3] + 1) % 512)
+
+        told = judged(tiny, GREEDY, right, wrong).to_dict()
+
+        assert told["verdict"] == "DIFFERENT"
+        assert (told["dtype"], told["run"], told["position"]) == ("float32", "async", 3)
+        assert told["tokens"] == [right.token_ids[3], wrong.token_ids[3]]
+        assert told["measure"] == "logit margin"
+        assert told["distance"] > told["tolerance"] > 0
+        assert told["logprob_deviation"] == 0.0

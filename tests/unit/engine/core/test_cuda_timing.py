@@ -1,0 +1,194 @@
+"""What the CUDA device makes of events, with events, streams and graphs that are simulated."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from engine.device_cuda import BEFORE_RETURN_NS, CudaDevice, CudaTiming
+
+MS = 1_000_000
+
+
+class Machine:
+    """One clock for host and device. An event that is recorded passes at once, as on an idle device."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.events_made = 0
+
+    def perf_counter_ns(self) -> int:
+        return self.now_ns
+
+
+class FakeEvent:
+    machine: Machine
+
+    def __init__(self, **_: Any) -> None:
+        self.machine.events_made += 1
+        self.passed_ns = -1
+
+    def record(self, stream: Any = None) -> None:
+        self.passed_ns = self.machine.now_ns
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: FakeEvent) -> float:
+        return (other.passed_ns - self.passed_ns) / MS
+
+
+class FakeStream:
+    def __init__(self, *_: Any) -> None:
+        self.waited: list[Any] = []
+
+    def wait_event(self, event: Any) -> None:
+        self.waited.append(event)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    made = Machine()
+    FakeEvent.machine = made
+    current: list[Any] = [FakeStream()]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: current[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", current.append)
+    monkeypatch.setattr(torch.cuda, "stream", lambda *_: nullcontext())
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentStream", lambda *_: (id(current[-1]),), raising=False)
+    monkeypatch.setattr("engine.device_cuda.time.perf_counter_ns", made.perf_counter_ns)
+    made.current = current  # type: ignore[attr-defined]
+    return made
+
+
+def make_device(machine: Machine) -> CudaDevice:
+    device = CudaDevice()
+    device.clock._now_ns = machine.perf_counter_ns
+    machine.now_ns += 10 * MS
+    device.clock.anchor = device.clock._take(1)
+    return device
+
+
+def working(machine: Machine, duration_ns: int) -> Any:
+    def work() -> None:
+        machine.now_ns += duration_ns
+
+    return work
+
+
+class TestTimings:
+    def test_work_that_follows_begins_where_the_work_before_it_ended(self, machine: Machine) -> None:
+        device = make_device(machine)
+        first = device.compute.launch(working(machine, 3 * MS), timed=True)
+        machine.now_ns += MS
+        second = device.compute.launch(working(machine, 2 * MS), timed=True, follows=first)
+
+        assert first is not None
+        assert second is not None
+        assert second.start_ns == first.end_ns
+        assert second.end_ns - second.start_ns == 3 * MS
+
+    def test_events_are_used_again_only_when_nobody_holds_them(self, machine: Machine) -> None:
+        device = make_device(machine)
+        first = device.compute.launch(working(machine, MS), timed=True)
+        ready = device.compute.record()
+        second = device.compute.launch(working(machine, MS), timed=True, follows=first)
+        made = machine.events_made
+        del first
+        third = device.compute.launch(working(machine, MS), timed=True)
+
+        assert machine.events_made == made + 2, "an event that is waited for was recorded anew"
+        del second, third, ready
+        device.compute.launch(working(machine, MS), timed=True)
+        assert machine.events_made == made + 2
+
+    def test_the_end_of_timed_work_is_the_streams_newest_event(self, machine: Machine) -> None:
+        device = make_device(machine)
+        timing = device.compute.launch(working(machine, MS), timed=True)
+        event = device.compute.record()
+        device.copy.wait_for(event)
+        after_wait = device.copy.record()
+
+        assert isinstance(timing, CudaTiming)
+        assert event.event is timing._end  # type: ignore[attr-defined]
+        assert after_wait.event is not timing._end  # type: ignore[attr-defined]
+
+    def test_a_launch_of_many_microseconds_is_no_work_of_an_idle_device(self, machine: Machine) -> None:
+        device = make_device(machine)
+
+        class Graph:
+            def replay(self) -> None:
+                machine.now_ns += 600_000
+
+        def replay() -> None:
+            called_ns = machine.now_ns
+            Graph().replay()
+            device._note_launch(called_ns)
+
+        begin_ns = machine.now_ns
+        timing = device.compute.launch(replay, timed=True)
+
+        assert timing is not None
+        assert timing.start_ns == begin_ns + 600_000 - BEFORE_RETURN_NS
+
+    def test_a_short_launch_is_halved_and_only_the_first_counts(self, machine: Machine) -> None:
+        device = make_device(machine)
+
+        def two() -> None:
+            for _ in range(2):
+                called_ns = machine.now_ns
+                machine.now_ns += 6_000
+                device._note_launch(called_ns)
+
+        begin_ns = machine.now_ns
+        timing = device.compute.launch(two, timed=True)
+        other = device.compute.launch(working(machine, 5_000), timed=True)
+
+        assert timing is not None
+        assert other is not None
+        assert timing.start_ns == begin_ns + 3_000
+        assert other.start_ns == begin_ns + 12_000, "a launch of the work before was taken for its own"
+
+
+class TestCurrentStream:
+    def test_is_the_users_again_after_an_iteration(self, machine: Machine) -> None:
+        device = make_device(machine)
+        current: list[Any] = machine.current  # type: ignore[attr-defined]
+        users = current[-1]
+        with device.active():
+            with device.active():
+                assert current[-1] is device.compute.stream  # type: ignore[attr-defined]
+                device.copy.launch(lambda: None)
+                assert current[-1] is device.compute.stream  # type: ignore[attr-defined]
+            inner = device.current
+
+        assert inner is device.compute
+        assert current[-1] is users
+        assert device.current is None
+        assert not torch.is_inference_mode_enabled()
+
+    def test_is_the_users_again_after_a_failure(self, machine: Machine) -> None:
+        device = make_device(machine)
+        current: list[Any] = machine.current  # type: ignore[attr-defined]
+        users = current[-1]
+
+        def fail() -> None:
+            raise ValueError("in launched work")
+
+        def run() -> None:
+            with device.active():
+                device.copy.launch(fail)
+
+        with pytest.raises(ValueError, match="in launched work"):
+            run()
+
+        assert current[-1] is users
+        assert device.current is None
+        assert not torch.is_inference_mode_enabled()

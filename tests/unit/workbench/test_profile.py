@@ -1,0 +1,200 @@
+"""``workbench profile``: with a stand-in for Nsight Systems, and with the real one where there is one."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_nsys import OFFSET_NS, make_fake_nsys, there_is_nsys
+from workbench import profiled
+from workbench.cli import main
+from workbench.nsys_tool import NSYS_VARIABLE
+from workbench.profile_job import Job, ProfileError, Stretch, parse_stretch, read_captured, write_job
+from workbench.session import Session
+
+WORKLOAD = "fixed:requests=4,input=6,output=12"
+SMALL = ["--model", "oracle", "--workload", WORKLOAD, "--device", "inline", "--max-sequence-length", "64"]
+GRAPHS = ["--graphs", "4", "--no-graph-non-decode"]
+CLOSE_NS = 1_000_000
+"""Of a median, and generous; docs/metrics.md has what was measured."""
+
+
+def profile(folder: Path, *more: str, tool: str = "nsys", status: int = 0) -> dict[str, Any]:
+    """Run the command on the oracle; returns what ``agreement.json`` holds."""
+    assert main(["profile", "--tool", tool, *SMALL, "--out", str(folder), *more]) == status
+    found: dict[str, Any] = json.loads((folder / "agreement.json").read_text(encoding="utf-8"))
+    return found
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *call: str) -> str:
+    """The one line that a failing command prints."""
+    capsys.readouterr()
+    assert main(["profile", *SMALL, *call]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+class TestStretch:
+    @pytest.mark.parametrize(
+        ("text", "stretch", "count"),
+        [
+            ("100-200", Stretch(first=100, last=200), 101),
+            ("5-5", Stretch(first=5, last=5), 1),
+            ("7", Stretch(last=6), 7),
+        ],
+    )
+    def test_holds_both_ends(self, text: str, stretch: Stretch, count: int) -> None:
+        assert parse_stretch(text) == stretch
+        assert stretch.count == count
+
+    @pytest.mark.parametrize("text", ["", "a-b", "5-", "-5", "1-2-3", "1.5"])
+    def test_of_anything_else_is_refused(self, text: str) -> None:
+        with pytest.raises(ProfileError, match="takes A-B or a number"):
+            parse_stretch(text)
+
+    @pytest.mark.parametrize("text", ["5-4", "0"])
+    def test_of_nothing_is_refused(self, text: str) -> None:
+        with pytest.raises(ProfileError, match="holds no iteration"):
+            parse_stretch(text)
+
+
+class TestUnderNsys:
+    def test_what_was_asked_for_is_captured_imported_compared_and_can_be_compared_again(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        nsys = make_fake_nsys(tmp_path)
+
+        found = profile(tmp_path / "out", "--nsys", str(nsys), "--iterations", "3-6", *GRAPHS)
+
+        assert found["tool"] == "Nsight Systems 2099.1.1"
+        assert (found["captured"]["first"], found["captured"]["last"]) == (3, 6)
+        assert found["ranges"]["missing"] == 0
+        assert found["clock"]["offset_ns"] == OFFSET_NS
+        assert {row["name"] for row in found["differences"]} >= {"overlap", "prepare", "publish", "replay", "samples"}
+        assert all(row["count"] == 4 and row["start_p50_ns"] == 0 for row in found["differences"])
+        shown = capsys.readouterr().out
+        assert "iterations 3 to 6, 40 of 40 ranges found" in shown
+
+        # On another machine, without the tool, from what the folder holds.
+        assert main(["profile", "--tool", "nsys", "--nsys", "/nowhere", "--read", str(tmp_path / "out")]) == 0
+        assert capsys.readouterr().out == shown
+
+    def test_both_are_on_one_time_axis_in_a_file_and_a_folder_may_be_used_again(self, tmp_path: Path) -> None:
+        for _ in range(2):
+            profile(tmp_path / "out", "--nsys", str(make_fake_nsys(tmp_path)), "--iterations", "2")
+
+        events = json.loads(gzip.decompress((tmp_path / "out" / "merged.json.gz").read_bytes()))["traceEvents"]
+        starts = [event["ts"] for event in events if event.get("name") == "prepare" and event["ph"] == "X"]
+        assert len(starts) == 4  # two iterations, ours and theirs
+        assert len(set(starts)) == 2
+
+    def test_counting_can_begin_at_the_first_full_batch(self, tmp_path: Path) -> None:
+        call = ["--nsys", str(make_fake_nsys(tmp_path)), "--when", "decode-full", "--iterations", "1-2"]
+
+        found = profile(tmp_path / "out", *call)
+        # 0 launches the prompts, 1 the first full batch of decode rows: from there, 2 is number 0.
+        assert (found["captured"]["first"], found["captured"]["last"]) == (3, 4)
+
+    def test_a_range_that_did_not_arrive_is_told_and_the_status_says_so(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        nsys = make_fake_nsys(tmp_path, drops="emit")
+
+        found = profile(tmp_path / "out", "--nsys", str(nsys), "--iterations", "2-3", status=1)
+        assert found["ranges"] == {"found": 16, "missing": 2, "unknown": 0}
+        assert "missing: phase emit of iteration 2" in capsys.readouterr().out
+
+
+class TestUnderTorch:
+    def test_without_a_device_it_says_that_there_is_nothing_to_compare(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        found = profile(tmp_path / "out", "--iterations", "2-3", tool="torch")
+
+        assert found["device"] is None
+        assert "nothing to compare without --device cuda" in capsys.readouterr().out
+        assert (tmp_path / "out" / "merged.json.gz").exists()
+
+
+class TestFaults:
+    def test_a_machine_without_the_tool_gets_the_remedy(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv(NSYS_VARIABLE, "/nowhere/nsys")
+
+        line = error_of(capsys, "--tool", "nsys")
+        assert line.startswith("workbench: error: /nowhere/nsys is no program; install NVIDIA Nsight Systems")
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (
+                {"stretch": Stretch(first=50, last=60)},
+                "the workload ended after 13 iterations, before the first that was to be captured",
+            ),
+            (
+                {"when": "decode-full", "workload": "poisson:rate=0.01,requests=4,input=6,output=2"},
+                "no batch held 4 decode rows and no prefill; the most were 1",
+            ),
+            ({"model": "shape:nosuch"}, "nosuch"),
+        ],
+        ids=["too soon", "never full", "no model"],
+    )
+    def test_what_the_program_cannot_do_comes_back_in_one_line(
+        self, tmp_path: Path, change: dict[str, Any], words: str
+    ) -> None:
+        config = {"device": "inline", "max_requests": 4, "max_sequence_length": 64}
+        job = Job(tool="nsys", model="oracle", workload=WORKLOAD, clock=None, config=config)
+        write_job(replace(job, **change), tmp_path)
+
+        assert profiled.main(tmp_path) == 2
+        with pytest.raises(ProfileError, match=re.escape(words)):
+            read_captured(tmp_path)
+
+    @pytest.mark.parametrize("text", ["", "[1]", '{"first": 1}'])
+    def test_a_damaged_folder_is_told(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "captured.json").write_text(text, encoding="utf-8")
+
+        with pytest.raises(ProfileError, match=r"captured\.json is damaged"):
+            read_captured(tmp_path)
+
+    def test_an_empty_folder_is_told(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "ended before it captured anything" in error_of(capsys, "--tool", "nsys", "--read", str(tmp_path))
+
+    def test_a_program_that_dies_without_a_word_leaves_its_log(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        nsys = tmp_path / "nsys"
+        nsys.write_text("#!/bin/sh\necho version 1.0\nexit 1\n", encoding="utf-8")
+        nsys.chmod(0o755)
+
+        line = error_of(capsys, "--tool", "nsys", "--nsys", str(nsys), "--out", str(tmp_path / "out"))
+        assert "nsys failed with status 1: version 1.0" in line
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not there_is_nsys(), reason="needs Nsight Systems")
+class TestUnderTheRealNsys:
+    @pytest.mark.parametrize("mode", ["async", "legacy"])
+    def test_every_range_arrives_when_and_as_long_as_we_say(self, tmp_path: Path, mode: str) -> None:
+        found = profile(tmp_path / "out", "--mode", mode, "--device", "cpu", "--iterations", "2-9", *GRAPHS)
+
+        assert found["ranges"]["missing"] == 0
+        assert {row["category"] for row in found["differences"]} == {"iteration", "phase", "copy", "graph", "wait"}
+        assert found["clock"]["residual_p50_ns"] < CLOSE_NS
+        assert all(row["length_p50_ns"] < CLOSE_NS for row in found["differences"])
+
+
+def test_capture_without_a_profiler_is_a_run() -> None:
+    with Session("oracle", device="inline", max_requests=2, max_sequence_length=64) as session:
+        session.submit([1, 2, 3], max_tokens=4, ignore_eos=True)
+
+        done = session.capture()
+
+        assert [len(output.token_ids) for output in done] == [4]

@@ -1,0 +1,99 @@
+"""Arrows of a Chrome trace: from a phase to the device work it launched, from a copy to the host that waits for it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from tracing.importing import DEVICE_KINDS, ImportedKind, ImportedSpan
+from tracing.records import COPY_LANE, Category, Span
+
+Record = Span | ImportedSpan
+
+_ON_HOST = frozenset({Category.PHASE, Category.DETAIL, Category.WAIT, Category.INSTANT})
+
+
+class Flow(NamedTuple):
+    """An arrow. Each moment lies inside its slice, and the second is not before the first, or viewers refuse it."""
+
+    name: str
+    source: Record
+    source_ns: int
+    target: Record
+    target_ns: int
+
+
+def trace_flows(spans: Sequence[Span]) -> Iterator[Flow]:
+    """``launch`` from phases to device work, ``result`` from copies to waits. What cannot be joined has no arrow.
+
+    Args:
+        spans: By start.
+    """
+    device = [span for span in spans if span.category is Category.DEVICE and span.enqueued_ns is not None]
+    yield from _launches(device, [span for span in spans if span.category in _ON_HOST])
+    copies = [span for span in device if span.lane == COPY_LANE]
+    yield from _results(copies, [span for span in spans if span.category is Category.WAIT])
+
+
+def imported_flows(spans: Sequence[ImportedSpan]) -> Iterator[Flow]:
+    """From a call of the runtime to the first piece of device work it launched; a graph has one arrow.
+
+    Args:
+        spans: By start.
+    """
+    first: dict[int, ImportedSpan] = {}
+    for span in spans:
+        if span.kind in DEVICE_KINDS and span.correlation is not None:
+            first.setdefault(span.correlation, span)
+    for span in spans:
+        work = first.get(span.correlation) if span.correlation is not None else None
+        if span.kind is ImportedKind.RUNTIME and work is not None:
+            yield from _joined("launch", span, span.end_ns, work)
+
+
+def _launches(device: Iterable[Span], host: Sequence[Span]) -> Iterator[Flow]:
+    phases = [span for span in host if span.category is Category.PHASE]
+    phase_starts, host_starts = [span.start_ns for span in phases], [span.start_ns for span in host]
+    for work in device:
+        assert work.enqueued_ns is not None
+        # A device may begin before the host has noted that it enqueued; the arrow leaves before that.
+        at_ns = min(work.enqueued_ns, work.start_ns)
+        phase = _last(phases, phase_starts, work.enqueued_ns)
+        if phase is None or work.enqueued_ns > phase.end_ns:
+            continue
+        # Perfetto ties an arrow's end to what began last on the track, ended or not.
+        began_last = _last(host, host_starts, at_ns)
+        is_open = began_last is not None and at_ns < began_last.end_ns
+        yield from _joined("launch", phase, at_ns if is_open else phase.start_ns, work)
+
+
+def _last(spans: Sequence[Span], starts: Sequence[int], at_ns: int) -> Span | None:
+    """The one that began last by then."""
+    at = bisect_right(starts, at_ns) - 1
+    return spans[at] if at >= 0 else None
+
+
+def _results(copies: Iterable[Span], waits: Iterable[Span]) -> Iterator[Flow]:
+    """To the first wait of the same iteration that began after the copy was enqueued."""
+    by_iteration: dict[int, list[Span]] = defaultdict(list)
+    for wait in waits:
+        by_iteration[wait.iteration].append(wait)
+    starts = {iteration: [wait.start_ns for wait in members] for iteration, members in by_iteration.items()}
+    for copy in copies:
+        assert copy.enqueued_ns is not None
+        members = by_iteration.get(copy.iteration, [])
+        at = bisect_left(starts.get(copy.iteration, []), copy.enqueued_ns)
+        if at < len(members):
+            yield from _joined("result", copy, copy.end_ns, members[at])
+
+
+def _joined(name: str, source: Record, at_ns: int, target: Record) -> Iterator[Flow]:
+    """An arrow that leaves ``source`` near ``at_ns``; none to or from what takes no time or ended before."""
+    if source.duration_ns <= 0 or target.duration_ns <= 0:
+        return
+    source_ns = max(source.start_ns, min(at_ns, source.end_ns - 1, target.end_ns - 1))
+    target_ns = max(source_ns, target.start_ns)
+    if target_ns < target.end_ns:
+        yield Flow(name, source, source_ns, target, target_ns)

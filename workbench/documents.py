@@ -1,0 +1,36 @@
+"""What requests and numbers look like in JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from engine.request import RequestOutput
+
+
+def request_dict(output: RequestOutput) -> dict[str, Any]:
+    """One request for JSON; times in nanoseconds on one clock of no particular origin."""
+    return {
+        "request_id": output.request_id,
+        "prompt_token_ids": list(output.prompt_token_ids),
+        "output_token_ids": list(output.token_ids),
+        "text": output.text,
+        "finish_reason": output.finish_reason,
+        "stop_reason": output.stop_reason,
+        "logprobs": None if output.logprobs is None else [dict(row) for row in output.logprobs],
+        "prompt_logprobs": None if output.prompt_logprobs is None else list(output.prompt_logprobs),
+        "timings": asdict(output.timings),
+    }
+
+
+def jsonable(value: Any) -> Any:
+    """``value`` as strict JSON holds it: NaN and the infinities become None, keys strings."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(item) for item in value]
+    return value

@@ -1,0 +1,118 @@
+"""What ``workbench profile`` asks of the program it starts under a tool, and what that program answers, as files."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.errors import EngineError
+
+JOB, CAPTURED, RUN, TORCH_TRACE = "job.json", "captured.json", "run", "torch.json"
+"""Names in the folder of a profile: what was asked, what was captured, our run, and torch's trace."""
+
+WHEN = ("start", "decode-full")
+"""Moments from which captured iterations are counted: the first, or the first full batch of decode rows."""
+
+
+class ProfileError(EngineError):
+    """A profile cannot be made; one line with the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """Which iterations are captured. Both numbers count from 0 at the beginning, or from the moment of ``--when``."""
+
+    first: int = 0
+    last: int | None = None
+    """Captured too; None: all that come."""
+
+    @property
+    def count(self) -> int | None:
+        """How many; None: all that come."""
+        return None if self.last is None else self.last - self.first + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One profile to make."""
+
+    tool: str
+    model: str | None
+    workload: str
+    clock: str | None
+    config: Mapping[str, Any]
+    stretch: Stretch = field(default_factory=Stretch)
+    when: str = "start"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured:
+    """What the program captured."""
+
+    first: int
+    """Index of the first iteration inside the capture range,"""
+    last: int
+    """and of the last."""
+    session_id: int
+    """In the payload of its ranges."""
+    nvtx: str
+    """Whether a tool was attached."""
+    epoch_offset_ns: int
+    """UTC time − ``perf_counter_ns``, read once."""
+    versions: Mapping[str, str]
+
+
+def parse_stretch(text: str) -> Stretch:
+    """``100-200`` (both of them too), or ``100``: so many from the beginning.
+
+    Raises:
+        ProfileError: it is neither.
+    """
+    found = re.fullmatch(r"(?:(\d+)-)?(\d+)", text)
+    if found is None:
+        raise ProfileError(f"--iterations takes A-B or a number, such as 100-200; got {text!r}")
+    stretch = Stretch(first=int(found[1]), last=int(found[2])) if found[1] else Stretch(last=int(found[2]) - 1)
+    if (stretch.count or 0) < 1:
+        raise ProfileError(f"--iterations {text} holds no iteration")
+    return stretch
+
+
+def write_job(job: Job, folder: Path) -> None:
+    """Put it where the program looks."""
+    (folder / JOB).write_text(json.dumps(asdict(job), indent=1) + "\n", encoding="utf-8")
+
+
+def read_job(folder: Path) -> Job:
+    """The job in a folder."""
+    found = json.loads((folder / JOB).read_text(encoding="utf-8"))
+    return Job(**{**found, "stretch": Stretch(**found["stretch"])})
+
+
+def write_captured(captured: Captured | str, folder: Path) -> None:
+    """Put the result where ``workbench profile`` looks; a text is an error in one line."""
+    found = {"error": captured} if isinstance(captured, str) else asdict(captured)
+    (folder / CAPTURED).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def read_captured(folder: Path) -> Captured:
+    """What was captured.
+
+    Raises:
+        ProfileError: the program failed, or ended without a word.
+    """
+    path = folder / CAPTURED
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if "error" in found:
+            raise ProfileError(found["error"])
+        return Captured(**found)
+    except FileNotFoundError:
+        raise ProfileError(
+            f"the program ended before it captured anything; {folder / 'log.txt'} has its words"
+        ) from None
+    except (ValueError, TypeError) as error:  # no JSON, no UTF-8, or of another make
+        raise ProfileError(f"{path} is damaged: {error}") from error
