@@ -49,8 +49,8 @@ class _Enqueued(NamedTuple):
 
     place: int
     """Among all works."""
-    from_piece: int
-    """Host piece in which it was enqueued at the latest."""
+    piece: int
+    """Of the host, in which it was enqueued: the one in which that was noted, or the device has begun before."""
 
 
 class Delays:
@@ -115,7 +115,7 @@ class _Replay:
         for index, piece in enumerate(pieces):
             self._starts.append(at_ns)
             for enqueued in self._of.enqueued.get(index, ()):
-                self._ends[enqueued.place] = self._device_end(enqueued, index)
+                self._ends[enqueued.place] = self._device_end(enqueued)
             if piece.kind is not HostKind.OUTSIDE:
                 begins.setdefault(id(piece.record), at_ns)
             at_ns = self._wait_end(piece, at_ns) if piece.kind is HostKind.WAIT else at_ns + self._lengths[index]
@@ -134,17 +134,15 @@ class _Replay:
         """Of work that is placed, or was enqueued before the stretch."""
         return self._ends.get(place, self._of.device.works[place].span.end_ns)
 
-    def _device_end(self, enqueued: _Enqueued, index: int) -> int:
+    def _device_end(self, enqueued: _Enqueued) -> int:
         work = self._of.device.works[enqueued.place]
         hold = last_hold(
-            self._moved(enqueued.from_piece, work.enqueued_ns),
+            self._moved(enqueued.piece, work.enqueued_ns),
             None if work.after is None else self._end(work.after),
             None if work.behind is None else self._end(work.behind),
         )
         launch_ns = self._device(LAUNCH_LATENCY).of(self._launch_ns(enqueued.place, hold.limit))
-        end_ns = hold.until_ns + launch_ns + self._device(work.span.name).of(work.span.duration_ns)
-        # The host enqueues a group kernel by kernel: it cannot have ended before the last of them was enqueued.
-        return max(end_ns, self._moved(index, work.noted_ns)) if work.span.end_ns >= work.noted_ns else end_ns
+        return hold.until_ns + launch_ns + self._device(work.span.name).of(work.span.duration_ns)
 
     def _launch_ns(self, place: int, limit: Limit) -> int:
         span, recorded = self._of.device.works[place].span, self._of.device.holds[place]

@@ -144,7 +144,8 @@ class TestHandMade:
 
     def test_work_enqueued_as_its_lane_became_free_was_held_up_by_the_lane(self) -> None:
         spans = [
-            device("sample", 10, 20, enqueued=2),
+            device("forward", 4, 10, enqueued=2),
+            device("sample", 10, 20, enqueued=10),
             device("fetch", 20, 25, lane="copy", enqueued=20),
             phase("resolve", 20, 40),
             wait(20, 30),
@@ -152,7 +153,8 @@ class TestHandMade:
         path = iteration_path(spans, [record(0, 0, 40)], 0)
         assert links(path) == [
             ("between phases", "host", 2),
-            ("launch latency", "compute", 8),
+            ("launch latency", "compute", 2),
+            ("forward", "compute", 6),
             ("sample", "compute", 10),
             ("fetch", "copy", 5),
             ("wake-up", "host", 5),

@@ -120,10 +120,39 @@ class TestLatencies:
         shift = (60 + 100 + 20) - 121  # enqueued at 160, begun at 180
         assert (found.residual_ns, found.makespan_after_ns) == (0, 300 + shift)
 
+    def two_waits(self) -> Trace:
+        """The first blocks and wakes 7 behind its copy; the second is 2 long, and its copy was there 20 before."""
+        spans = [
+            device("fetch", 10, 30, 0, lane="copy", enqueued=5),
+            phase("resolve", 6, 50, 0),
+            wait(6, 37, 0),
+            device("fetch", 60, 80, 1, lane="copy", enqueued=55),
+            phase("resolve", 100, 120, 1),
+            wait(100, 102, 1),
+        ]
+        return spans, [record(0, 0, 50), record(1, 50, 120)]
+
+    def test_a_wait_that_blocks_now_ends_with_the_usual_wake_up(self) -> None:
+        spans, records = self.two_waits()
+        found = what_if(spans, records, add_ns={"fetch": 100})
+        # the first ends at 130 and 137; the second's copy is enqueued at 155, takes 5 to begin and 120
+        assert found.makespan_after_ns == (155 + 5 + 120 + 7) + 18
+
+    def test_a_wait_that_blocks_no_more_takes_what_a_call_takes(self) -> None:
+        spans, records = self.two_waits()
+        found = what_if(spans, records, scale={"fetch": 0, "launch latency": 0})
+        assert found.makespan_after_ns == (6 + 2 + 13) + 50 + 2 + 18
+
+    def test_a_wait_never_ends_before_it_began_whatever_the_devices_clock_says(self) -> None:
+        spans = [device("fetch", 10, 30, lane="copy", enqueued=5), phase("resolve", 12, 40), wait(12, 20)]
+        found = what_if(spans, [record(0, 0, 40)], add_ns={"between phases": 14})
+        assert found.residual_ns == 0
+        assert found.makespan_after_ns == 26 + 20
+
 
 class TestHandMade:
     def test_a_group_does_not_end_before_its_last_kernel_is_enqueued(self) -> None:
-        """An eager forward of many kernels: the host notes it at 100, the device has begun at 10."""
+        """An eager forward of many kernels: the host notes it at 100, and enqueues what follows only then."""
         spans = [
             phase("forward", 0, 100),
             device("forward", 10, 105, enqueued=100),
@@ -149,7 +178,7 @@ class TestHandMade:
         spans = [
             device("fetch", 10, 40, lane="copy", enqueued=1),
             phase("resolve", 10, 60),
-            wait(20, 40),
+            wait(20, 40, name="resolve"),
             phase("emit", 60, 60),
         ]
         records = [record(0, 0, 60)]

@@ -175,7 +175,7 @@ class TestWhatIf:
         for one in cells:
             details = one["details"]
             assert one["value"] == pytest.approx(details["predicted_ms"] / details["measured_ms"])
-            assert details["predicted_ms"] >= details["before_ms"]
+            assert details["before_ms"] > 0
             assert details["makespan_ratio"] > 0
         assert len(lines) == len(cells) + 1
 
