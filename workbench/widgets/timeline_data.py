@@ -1,0 +1,247 @@
+"""Records as the messages that the timeline's front-end reads: named columns of numbers, and texts that are sent once.
+
+Times are nanoseconds since the group's origin, as float64: exact for a hundred days.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+
+from tracing.blame import BlameRow, Bubble
+from tracing.intervals import Interval
+from tracing.records import BatchInfo, Category, GraphUse, IterationRecord, Span, UnfinishedWork
+
+NONE = -1
+"""Index of a text that is not there, and count of a batch that is not there."""
+KINDS = (Category.PHASE, Category.DETAIL, Category.WAIT, Category.DEVICE, Category.INSTANT)
+"""What the timeline draws; a span's kind is its place here. Counters are left out."""
+
+_KIND_CODE = {category: code for code, category in enumerate(KINDS)}
+
+Buffer = memoryview
+"""One column, little-endian."""
+
+
+class TableHeader(TypedDict):
+    """One table of a message; its columns are the next buffers, in this order."""
+
+    rows: int
+    columns: list[tuple[str, str]]
+    """Name, and ``f8``, ``i4`` or ``u1``."""
+
+
+class UnfinishedEntry(TypedDict):
+    """Device work whose end is not known yet."""
+
+    name: str
+    lane: str
+    iteration: int
+    enqueued: float
+    runs: bool
+    """False: it stands in line."""
+
+
+class InHandEntry(TypedDict):
+    """The iteration that has begun and not ended."""
+
+    iteration: int
+    order: str
+    reason: str
+    begin: float
+
+
+class AppendMessage(TypedDict):
+    """What is new since the message before."""
+
+    kind: Literal["append"]
+    seq: int
+    """One more than in the message before; 0 follows a reset."""
+    group: int
+    """Place in the reset's list of groups."""
+    texts: list[str]
+    """New ones; indices in all tables count through all messages since the reset."""
+    tables: dict[str, TableHeader]
+    unfinished: list[UnfinishedEntry]
+    """All of it, in the order it was enqueued."""
+    inHand: InHandEntry | None
+    now: float
+    """When it was looked at."""
+
+
+class ResetMessage(TypedDict):
+    """Forget everything; what comes next is whole."""
+
+    kind: Literal["reset"]
+    groups: list[str]
+    """Names of what is shown one below the other: runs or ranks. A single one may be nameless."""
+
+
+@dataclass(slots=True)
+class Texts:
+    """Numbers for texts, in the order they first came."""
+
+    known: dict[str, int] = field(default_factory=dict)
+    _sent: int = 0
+
+    def index(self, text: str | None) -> int:
+        """The number of a text; ``NONE`` for None."""
+        return NONE if text is None else self.known.setdefault(text, len(self.known))
+
+    def take_new(self) -> list[str]:
+        """Those that came since the last call."""
+        new = list(self.known)[self._sent :]
+        self._sent = len(self.known)
+        return new
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A table as columns."""
+
+    header: TableHeader
+    buffers: list[Buffer]
+
+
+def pack_spans(spans: Iterable[Span], origin_ns: int, texts: Texts) -> Packed:
+    """Host and device spans; ``enqueued`` is NaN where there is none, ``note`` holds an instant's arguments."""
+    shown = [span for span in spans if span.category in _KIND_CODE]
+    index = texts.index
+    return _packed(
+        len(shown),
+        start=("f8", [span.start_ns - origin_ns for span in shown]),
+        end=("f8", [span.end_ns - origin_ns for span in shown]),
+        enqueued=("f8", [_relative(span.enqueued_ns, origin_ns) for span in shown]),
+        iteration=("i4", [span.iteration for span in shown]),
+        name=("i4", [index(span.name) for span in shown]),
+        phase=("i4", [index(span.phase) for span in shown]),
+        lane=("i4", [index(span.lane) for span in shown]),
+        note=("i4", [index(_note(span)) for span in shown]),
+        kind=("u1", [_KIND_CODE[span.category] for span in shown]),
+        depth=("u1", [min(span.depth, 255) for span in shown]),
+    )
+
+
+def pack_iterations(records: Sequence[IterationRecord], origin_ns: int, texts: Texts) -> Packed:
+    """Records of iterations; of a batch that is not there ``...From`` is ``NONE``."""
+    index = texts.index
+    return _packed(
+        len(records),
+        number=("i4", [record.iteration for record in records]),
+        start=("f8", [record.begin_ns - origin_ns for record in records]),
+        end=("f8", [record.end_ns - origin_ns for record in records]),
+        order=("i4", [index(record.order) for record in records]),
+        reason=("i4", [index(record.reason) for record in records]),
+        mode=("i4", [index(record.mode) for record in records]),
+        **_batch_columns("consumed", [record.consumed for record in records]),
+        **_batch_columns("launched", [record.launched for record in records]),
+        graph=("i4", [index(graph_text(record.graph)) for record in records]),
+        padding=("i4", [record.graph.padding_tokens if record.graph else 0 for record in records]),
+        newTokens=("i4", [record.new_tokens for record in records]),
+        wasted=("i4", [index(_wasted_text(record)) for record in records]),
+        void=("i4", [index(", ".join(record.void_reasons) or None) for record in records]),
+    )
+
+
+def pack_bubbles(bubbles: Sequence[Bubble], origin_ns: int, texts: Texts) -> Packed:
+    """Bubbles; ``late`` is how long nothing was enqueued, the rest of it is launch latency."""
+    index = texts.index
+    return _packed(
+        len(bubbles),
+        start=("f8", [bubble.start_ns - origin_ns for bubble in bubbles]),
+        end=("f8", [bubble.end_ns - origin_ns for bubble in bubbles]),
+        late=("f8", [bubble.late_ns for bubble in bubbles]),
+        before=("i4", [index(bubble.before) for bubble in bubbles]),
+        iteration=("i4", [bubble.iteration for bubble in bubbles]),
+        order=("i4", [index(bubble.order) for bubble in bubbles]),
+        reason=("i4", [index(bubble.reason) for bubble in bubbles]),
+    )
+
+
+def pack_blame(bubbles: Sequence[Bubble], rows: Iterable[BlameRow], texts: Texts) -> Packed:
+    """What the host did while nothing was enqueued, summed by label, longest first.
+
+    ``bubble`` is a place in the message's bubbles.
+    """
+    place = {bubble.index: at for at, bubble in enumerate(bubbles)}
+    sums: dict[tuple[int, str], int] = {}
+    for row in rows:
+        if row.is_late:
+            key = (place[row.bubble], row.label)
+            sums[key] = sums.get(key, 0) + row.time_ns
+    parts = sorted(sums.items(), key=lambda part: (part[0][0], -part[1], part[0][1]))
+    return _packed(
+        len(parts),
+        bubble=("i4", [bubble for (bubble, _), _ in parts]),
+        label=("i4", [texts.index(label) for (_, label), _ in parts]),
+        time=("f8", [time_ns for _, time_ns in parts]),
+    )
+
+
+def pack_stretches(stretches: Sequence[Interval], origin_ns: int) -> Packed:
+    """Stretches of time."""
+    return _packed(
+        len(stretches),
+        start=("f8", [start - origin_ns for start, _ in stretches]),
+        end=("f8", [end - origin_ns for _, end in stretches]),
+    )
+
+
+def unfinished_entries(works: Sequence[UnfinishedWork], origin_ns: int) -> list[UnfinishedEntry]:
+    """Only what was enqueued first runs for sure: streams wait for one another, so all lanes count."""
+    first_ns = min((work.enqueued_ns for work in works), default=0)
+    return [
+        UnfinishedEntry(
+            name=work.name,
+            lane=work.lane,
+            iteration=work.iteration,
+            enqueued=work.enqueued_ns - origin_ns,
+            runs=work.enqueued_ns == first_ns,
+        )
+        for work in works
+    ]
+
+
+def graph_text(use: GraphUse | None) -> str | None:
+    """How a forward ran, in words; None without one. Padding is told apart, so that few texts are needed."""
+    if use is None:
+        return None
+    if not use.hit:
+        return f"{use.label}: {use.miss_reason or 'unknown'}"
+    return use.label if use.dims is None else f"{use.label} of {use.dims[0]} tokens"
+
+
+def message(tables: dict[str, Packed], **rest: Any) -> tuple[AppendMessage, list[Buffer]]:
+    """Content and buffers of one message, in the order of its tables; tables without rows are left out."""
+    full = {name: table for name, table in tables.items() if table.header["rows"]}
+    content: Any = {"kind": "append", "tables": {name: table.header for name, table in full.items()}, **rest}
+    return content, [buffer for table in full.values() for buffer in table.buffers]
+
+
+def _packed(rows: int, **columns: tuple[str, Sequence[float]]) -> Packed:
+    buffers = [np.asarray(values, dtype=f"<{kind}").data for kind, values in columns.values()]
+    return Packed(TableHeader(rows=rows, columns=[(name, kind) for name, (kind, _) in columns.items()]), buffers)
+
+
+def _batch_columns(name: str, batches: Sequence[BatchInfo | None]) -> dict[str, tuple[str, Sequence[float]]]:
+    return {
+        f"{name}From": ("i4", [batch.iteration if batch else NONE for batch in batches]),
+        f"{name}Tokens": ("i4", [batch.num_tokens if batch else 0 for batch in batches]),
+        f"{name}Prefill": ("i4", [batch.num_prefill if batch else 0 for batch in batches]),
+        f"{name}Decode": ("i4", [batch.num_decode if batch else 0 for batch in batches]),
+    }
+
+
+def _relative(time_ns: int | None, origin_ns: int) -> float:
+    return float("nan") if time_ns is None else time_ns - origin_ns
+
+
+def _note(span: Span) -> str | None:
+    return ", ".join(f"{key}={value}" for key, value in span.args.items()) if span.args else None
+
+
+def _wasted_text(record: IterationRecord) -> str | None:
+    return ", ".join(f"{cause} {count}" for cause, count in record.wasted_rows.items()) or None
