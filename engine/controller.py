@@ -131,7 +131,7 @@ class Controller:
         self.undelivered: list[RequestOutput] = []
         """Outputs that a failed iteration made and could not hand out; the next emit does."""
         self._graph_uses: dict[tuple[BatchDimensions | None, object], GraphUse] = {}
-        self._phases = {
+        self._phases: dict[Phase, Callable[[Iteration], None]] = {
             Phase.ADMIT: self._admit,
             Phase.PREPARE: self._prepare,
             Phase.FORWARD: self._forward,
@@ -139,6 +139,11 @@ class Controller:
             Phase.RESOLVE: self._resolve,
             Phase.EMIT: self._emit,
         }
+
+    @property
+    def phase_functions(self) -> dict[Phase, Callable[[Iteration], None]]:
+        """What each phase runs; a debugger may put a function of its own in a phase's place for a while."""
+        return self._phases
 
     # -- the schedule ----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,20 +259,32 @@ class Engine:
         owed = self.controller.unemitted or self.controller.undelivered
         return bool(self._live) or bool(owed) or self._in_hand is not None
 
-    def step(self) -> list[RequestOutput]:
+    def step(self, until: Callable[[Border], bool] | None = None) -> list[RequestOutput]:
         """Run one iteration, or finish the one in hand; returns its outputs, none when there is nothing to do.
+
+        Args:
+            until: Asked at each border before a phase that this call comes to, a new iteration's first one included.
+                Where it says True the iteration stands still and is in hand; what stands still does not count as
+                stepped by hand until its caller says so.
 
         Raises:
             IterationFailedError: an earlier iteration failed and neither ``recover`` nor ``reset`` was called.
         """
+        is_new = self._in_hand is None
         if not self._start():
             return []
         assert self.controller.current is not None
         iteration = self.controller.current
+        if is_new and self._stands_still(until):
+            return []
         with self.device.active():
             while self._advance() is not None:
-                pass
+                if self._stands_still(until):
+                    return []
         return iteration.outputs
+
+    def _stands_still(self, until: Callable[[Border], bool] | None) -> bool:
+        return until is not None and self._border is not None and until(self._border)
 
     def step_phase(self) -> Border | None:
         """Run one phase and stand still behind it; None when there is nothing to do.

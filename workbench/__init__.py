@@ -11,14 +11,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from workbench.border_view import StepBorders as StepBorders
     from workbench.border_view import step_borders as step_borders
+    from workbench.breakpoints import Breakpoint as Breakpoint
     from workbench.comparison import Comparison as Comparison
     from workbench.comparison import compare as compare
+    from workbench.events import Event as Event
+    from workbench.replays import Replay as Replay
+    from workbench.replays import ReplayError as ReplayError
     from workbench.report import RunView as RunView
     from workbench.report import write_report as write_report
     from workbench.saved_runs import load_run as load_run
     from workbench.session import Session as Session
     from workbench.session import SessionError as SessionError
     from workbench.snapshot import Snapshot as Snapshot
+    from workbench.stops import RunOutcome as RunOutcome
+    from workbench.stops import Stop as Stop
+    from workbench.stops import StopCause as StopCause
     from workbench.workloads import RequestSpec as RequestSpec
     from workbench.workloads import Workload as Workload
     from workbench.workloads import parse_workload as parse_workload
@@ -39,6 +46,13 @@ _HOMES = {
     "Workload": "workbench.workloads",
     "parse_workload": "workbench.workloads",
     "register_workload": "workbench.workloads",
+    "Breakpoint": "workbench.breakpoints",
+    "Event": "workbench.events",
+    "Replay": "workbench.replays",
+    "ReplayError": "workbench.replays",
+    "RunOutcome": "workbench.stops",
+    "Stop": "workbench.stops",
+    "StopCause": "workbench.stops",
 }
 __all__ = sorted(_HOMES)
 

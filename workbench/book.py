@@ -46,6 +46,14 @@ class RequestBook:
         """All that were submitted, in order."""
         return tuple(self._submissions.values())
 
+    def submission(self, request_id: str) -> Submission:
+        """A request as it was submitted; KeyError if none was under that name."""
+        return self._submissions[request_id]
+
+    def request(self, request_id: str) -> Request | None:
+        """The engine's record of a request; None before it has arrived."""
+        return self._requests.get(request_id)
+
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._submissions
 

@@ -31,6 +31,10 @@ class Clock(ABC):
     def skip_to(self, when: float) -> None:
         """The engine has nothing to do before ``when``: be there. Blocks on the wall clock only."""
 
+    def wait_s(self, when: float) -> float:
+        """Real seconds that :meth:`skip_to` would block."""
+        return 0.0
+
     def ran(self, duration_ns: int) -> None:  # noqa: B027 (most clocks have nothing to do)
         """An iteration that was not stepped by hand took this long."""
 
@@ -102,8 +106,11 @@ class WallClock(Clock):
         return (time.perf_counter_ns() - self._start_ns) * 1e-9
 
     def skip_to(self, when: float) -> None:
-        while (left := when - self.now()) > 0:
+        while (left := self.wait_s(when)) > 0:
             time.sleep(left)
+
+    def wait_s(self, when: float) -> float:
+        return max(0.0, when - self.now())
 
     def reset(self) -> None:
         self._start_ns = time.perf_counter_ns()

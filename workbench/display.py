@@ -40,9 +40,9 @@ def snapshot_text(snapshot: Snapshot) -> str:
         lines.append("device  " + ", ".join(_unfinished_texts(snapshot)))
     lines.append("blocks  " + _blocks_text(snapshot.blocks))
     if snapshot.rows:
-        lines += ["", *_text_table(_ROW_HEAD, map(_row_cells, snapshot.rows))]
+        lines += ["", *text_table(_ROW_HEAD, map(_row_cells, snapshot.rows))]
     if snapshot.queue:
-        lines += ["", *_text_table(_QUEUE_HEAD, map(_queue_cells, snapshot.queue[:_MOST_QUEUED]))]
+        lines += ["", *text_table(_QUEUE_HEAD, map(_queue_cells, snapshot.queue[:_MOST_QUEUED]))]
         lines += _more(snapshot)
     return "\n".join(lines)
 
@@ -59,9 +59,9 @@ def snapshot_html(snapshot: Snapshot) -> str:
         _block_map(snapshot),
     ]
     if snapshot.rows:
-        parts.append(_html_table(_ROW_HEAD, map(_row_cells, snapshot.rows)))
+        parts.append(html_table(_ROW_HEAD, map(_row_cells, snapshot.rows)))
     if snapshot.queue:
-        parts.append(_html_table(_QUEUE_HEAD, map(_queue_cells, snapshot.queue[:_MOST_QUEUED])))
+        parts.append(html_table(_QUEUE_HEAD, map(_queue_cells, snapshot.queue[:_MOST_QUEUED])))
         parts += [f"<div>{escape(line)}</div>" for line in _more(snapshot)]
     parts += [timeline_html(snapshot), _counter_lines(snapshot)]
     return f"<div style='font-family:sans-serif;line-height:1.5'>{''.join(parts)}</div>"
@@ -123,15 +123,19 @@ def _more(snapshot: Snapshot) -> list[str]:
     return [f"and {hidden} more waiting"] if hidden > 0 else []
 
 
-def _text_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+def text_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of columns as wide as their widest cell."""
     table = [tuple(head), *(tuple(row) for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(head))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
 
 
-def _html_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def html_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, is_html: bool = False) -> str:
+    """A table; its cells are text, or HTML already."""
+
     def line(cells: Sequence[str], tag: str) -> str:
-        return "<tr>" + "".join(f"<{tag} style='{_CELL}'>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+        inner = [cell if is_html else escape(cell) for cell in cells]
+        return "<tr>" + "".join(f"<{tag} style='{_CELL}'>{cell}</{tag}>" for cell in inner) + "</tr>"
 
     return f"<table style='{_TABLE}'>{line(head, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from engine.request import RequestOutput
+from engine.request import RequestOutput, SamplingParams
+from workbench.arrivals import Submission
 
 
 def request_dict(output: RequestOutput) -> dict[str, Any]:
@@ -23,6 +24,25 @@ def request_dict(output: RequestOutput) -> dict[str, Any]:
         "prompt_logprobs": None if output.prompt_logprobs is None else list(output.prompt_logprobs),
         "timings": asdict(output.timings),
     }
+
+
+def asked_dict(submission: Submission) -> dict[str, Any]:
+    """What was asked for beside the prompt, so that a saved run can be run again; its seed is settled."""
+    return {"params": asdict(submission.params), "stream": submission.stream, "arrival": submission.arrival}
+
+
+def asked_params(values: Mapping[str, Any]) -> SamplingParams:
+    """The parameters that :func:`asked_dict` wrote, read from JSON.
+
+    Raises:
+        TypeError: a name is unknown.
+        RequestError: a value does not fit.
+    """
+    bias = values.get("logit_bias")
+    stops = {name: tuple(values[name]) for name in ("stop", "stop_token_ids") if values.get(name)}
+    return SamplingParams(
+        **{**values, **stops, "logit_bias": bias and {int(key): value for key, value in bias.items()}}
+    )
 
 
 def jsonable(value: Any) -> Any:

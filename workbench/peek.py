@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from engine.engine import Engine
 from engine.errors import EngineError
-from engine.phases import Phase
+from engine.phases import Phase, Reason
 from engine.policy import choose_order
 
 
@@ -39,3 +39,15 @@ def as_phase(phase: Phase | str) -> Phase:
         return Phase(phase)
     except ValueError:
         raise SessionError(f"phase must be one of {', '.join(one.value for one in Phase)}; got {phase!r}") from None
+
+
+def as_reason(reason: Reason | str) -> Reason:
+    """A reason by itself, by its name in any case, or by its words.
+
+    Raises:
+        SessionError: there is no such reason.
+    """
+    for known in Reason:
+        if reason is known or str(reason).upper() == known.name or reason == known.value:
+            return known
+    raise SessionError(f"reason must be one of {', '.join(known.name for known in Reason)}; got {reason!r}")

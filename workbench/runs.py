@@ -12,7 +12,8 @@ from engine.request import RequestOutput
 from tracing.records import IterationRecord, RequestRecord, Span
 from tracing.summary import Summary
 from tracing.trace import Records, Trace
-from workbench.documents import jsonable, request_dict
+from workbench.arrivals import Submission
+from workbench.documents import asked_dict, jsonable, request_dict
 from workbench.environment import environment
 from workbench.report import RunView
 from workbench.session import Session
@@ -32,6 +33,8 @@ class Run:
     """The whole resolved configuration."""
     outputs: tuple[RequestOutput, ...]
     """In the order of the workload."""
+    submissions: tuple[Submission, ...]
+    """What was asked for, in that order."""
     requests: tuple[RequestRecord, ...]
     spans: tuple[Span, ...]
     iterations: tuple[IterationRecord, ...]
@@ -69,7 +72,10 @@ class Run:
             environment=environment(),
             workload={**self.workload.to_dict(), "clock": self.clock},
             counters=self.counters,
-            outputs=[jsonable(request_dict(output)) for output in self.outputs],
+            outputs=[
+                jsonable({**request_dict(output), "asked": asked_dict(submission)})
+                for output, submission in zip(self.outputs, self.submissions, strict=True)
+            ],
             lost_iterations=self.lost_iterations,
             device_clock_error_ns=self.device_clock_error_ns,
         )
@@ -105,13 +111,14 @@ def serve(session: Session, workload: Workload, *, name: str, on_output: OnOutpu
                 on_output(output)
     wall_s = time.perf_counter() - begin
     session.engine.device.synchronize()
-    outputs = session.outputs
+    outputs, asked = session.outputs, {one.request_id: one for one in session.submissions}
     return Run(
         name=name,
         workload=workload,
         clock=session.clock.name,
         config=session.resolved_config(),
         outputs=tuple(outputs[request_id] for request_id in ids),
+        submissions=tuple(asked[request_id] for request_id in ids),
         requests=tuple(session.requests()),
         spans=tuple(session.spans()),
         iterations=tuple(session.iterations()),

@@ -206,7 +206,7 @@ def take_snapshot(engine: Engine, clock: Clock, coming: Sequence[Submission], la
         unfinished=tuple(work for work in unfinished if not any(_is_of(span, work) for span in spans)),
         taken_ns=time.perf_counter_ns(),
         counters=engine.counters.to_dict(),
-        failure=_failure_text(engine),
+        failure=failure_text(engine),
     )
 
 
@@ -348,7 +348,8 @@ def _is_of(span: Span, work: UnfinishedWork) -> bool:
     return (span.name, span.lane, span.enqueued_ns) == (work.name, work.lane, work.enqueued_ns)
 
 
-def _failure_text(engine: Engine) -> str | None:
+def failure_text(engine: Engine) -> str | None:
+    """What stopped the engine and where, in one line; None if nothing did."""
     failure = engine.failure
     if failure is None:
         return None

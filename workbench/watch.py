@@ -37,6 +37,8 @@ class BorderWatch:
 
     def __init__(self, inner: Watcher | None, *, is_inline: bool) -> None:
         self._inner = inner
+        self.changes: Watcher | None = None
+        """Records what phases read and wrote, while somebody wants that."""
         self._is_inline = is_inline
         self._device_was_read = False
         self.last: Iteration | None = None
@@ -52,7 +54,9 @@ class BorderWatch:
             self._notes.append((time.perf_counter_ns(), border.iteration.advanced))
             if len(self._notes) >= _FOLD_AT:
                 self._fold()
-        if self._inner is not None:
+        if self.changes is not None:
+            self.changes(border)
+        if self._inner is not None:  # last: the debug mode's checks poison what is void from here on
             self._inner(border)
 
     def _mark(self, iteration: Iteration) -> None:

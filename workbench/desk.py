@@ -1,0 +1,121 @@
+"""Where a session's requests come in: checked when submitted, handed to the engine when their time comes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.engine import Engine
+from engine.errors import RequestError
+from engine.request import SamplingParams
+from workbench.arrivals import Arrivals, Submission
+from workbench.book import Prompt, RequestBook, Wish, as_prompts, sampling_params
+from workbench.clock import Clock
+from workbench.peek import SessionError
+from workbench.workloads import RequestSpec, Workload
+
+NEVER = float("inf")
+"""Arrival of a request that was aborted before it came, in a replay."""
+
+
+class Desk:
+    """The book of all requests, those still to come, and the clock their arrivals are measured on."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine = engine
+        self.clock = clock
+        self.book = RequestBook(engine)
+        self.arrivals = Arrivals()
+
+    def submit(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        params: SamplingParams | None,
+        changes: Mapping[str, Any],
+        *,
+        arrival: float | None,
+        chat: bool,
+        stream: bool,
+        request_id: str | None,
+    ) -> tuple[list[str], bool]:
+        """See :meth:`workbench.session.Session.submit`; the ids, and whether a list of prompts was given."""
+        settled = sampling_params(params, changes)
+        prompts, is_many = as_prompts(prompt)
+        if is_many and request_id is not None:
+            raise RequestError("request_id names one request; leave it out for a list of prompts", field="request_id")
+        when = self.clock.now() if arrival is None else arrival
+        specs = [RequestSpec(prompt=one, params=settled, arrival=when, chat=chat, stream=stream) for one in prompts]
+        return self._submit([Wish(spec=spec, request_id=request_id) for spec in specs]), is_many
+
+    def submit_workload(self, workload: Workload) -> list[str]:
+        """See :meth:`workbench.session.Session.submit_workload`."""
+        if not workload.is_closed and workload.unit != self.clock.unit:
+            fitting = "iterations" if workload.unit == "iterations" else "virtual"
+            raise SessionError(
+                f"workload {workload.name} counts arrivals in {workload.unit}, the session's {self.clock.name} clock "
+                f"counts {self.clock.unit}; use clock={fitting!r}"
+            )
+        start = self.clock.now()
+        return self._submit([Wish(spec=spec.after(start)) for spec in workload.requests])
+
+    def _submit(self, wishes: Sequence[Wish]) -> list[str]:
+        drafts = self.book.draft(wishes)
+        for submission in drafts:
+            self.enter(submission)
+        return [submission.request_id for submission in drafts]
+
+    def enter(self, submission: Submission) -> None:
+        """Take a checked request; it is handed in now or when it arrives, and ended if that is never."""
+        self.book.enter(submission)
+        if submission.arrival == NEVER:
+            self.book.withdraw(submission)
+        elif submission.arrival <= self.clock.now():
+            self.book.hand_in(submission)
+        else:
+            self.arrivals.add(submission)
+
+    def abort(self, request_id: str) -> bool:
+        """See :meth:`workbench.session.Session.abort`."""
+        coming = self.arrivals.remove(request_id)
+        if coming is None:
+            return self._engine.abort(request_id)
+        self.book.withdraw(coming)
+        return True
+
+    def ready(self) -> bool:
+        """Hand in what is due, between iterations only; an idle engine's clock jumps to the next arrival.
+
+        Returns:
+            Whether there is anything to do.
+        """
+        if self._engine.in_hand is None:
+            self._hand_in_due(self.clock.now())
+            if len(self.arrivals) and not self._engine.has_unfinished():
+                when = self.arrivals.coming[0].arrival
+                self.clock.skip_to(when)
+                self._hand_in_due(when)
+        return self._engine.has_unfinished()
+
+    @property
+    def idle_s(self) -> float:
+        """Real seconds for which there is nothing to do until the next arrival; 0 on clocks that jump to it."""
+        if self._engine.has_unfinished() or not len(self.arrivals):
+            return 0.0
+        return self.clock.wait_s(self.arrivals.coming[0].arrival)
+
+    def _hand_in_due(self, now: float) -> None:
+        for submission in self.arrivals.take_due(now):
+            # An iteration was running when it came: that wait is part of its queue delay and TTFT.
+            late_s = now - submission.arrival if self.clock.unit == "s" else 0.0
+            self.book.hand_in(submission, late_ns=int(late_s * 1e9))
+
+    @property
+    def finished(self) -> bool:
+        """Whether every request has ended and none is to come."""
+        return not len(self.arrivals) and not self._engine.has_unfinished()
+
+    def clear(self) -> None:
+        """Forget all requests; the clock reads 0 again."""
+        self.arrivals.clear()
+        self.book.clear()
+        self.clock.reset()

@@ -1,0 +1,199 @@
+"""Why a request is where it is, in one sentence. Reads the host's state and changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.admission import Capacity, Refusal, blocks_for, refusal
+from engine.engine import Engine
+from engine.phases import Phase
+from engine.request import Request, RequestState
+from workbench.desk import Desk
+from workbench.peek import SessionError, coming_phases
+
+_NAMED = 3
+"""Requests named before the rest is counted."""
+
+
+def explain_request(engine: Engine, desk: Desk, request_id: str) -> str:
+    """One sentence; of a failed engine a second one, which says what to do.
+
+    Raises:
+        SessionError: no request of that name was submitted.
+    """
+    if request_id not in desk.book:
+        raise SessionError(f"there is no request {request_id!r} in this session")
+    request = desk.book.request(request_id)
+    if request is None:
+        return _before_arrival(desk, request_id)
+    if request.finish_reason is not None:
+        return _ended(engine, request)
+    sentence = _live(engine, request)
+    if engine.failure is not None:
+        sentence += " The engine has failed: recover() computes it again from the tokens it has."
+    return sentence
+
+
+def _before_arrival(desk: Desk, request_id: str) -> str:
+    for coming in desk.arrivals.coming:
+        if coming.request_id == request_id:
+            unit, now = desk.clock.unit, desk.clock.now()
+            return f"{request_id} has not arrived: it comes at {coming.arrival:.6g} {unit}, now is {now:.6g}."
+    return f"{request_id} was aborted before it arrived, so it has no tokens."
+
+
+# -- ended -------------------------------------------------------------------------------------------------------------
+
+
+def _ended(engine: Engine, request: Request) -> str:
+    owed = "" if request.timings.finished_ns is not None else "; its last output comes with the next emit"
+    return f"{request.request_id} has ended{_when(request)}: {_end_text(engine, request)}{owed}."
+
+
+def _when(request: Request) -> str:
+    index = request.timings.finished_iteration
+    return f" in iteration {index}" if index is not None else ""
+
+
+def _end_text(engine: Engine, request: Request) -> str:
+    count, stop = len(request.output_ids), request.stop_reason
+    has = f"{count} token{'' if count == 1 else 's'}"
+    if request.finish_reason == "abort":
+        return f"it was aborted and keeps the {has} it had"
+    if request.finish_reason == "error":
+        return f"it failed after {has} ({stop})"
+    if request.finish_reason == "length":
+        if request.max_new_tokens < request.params.max_tokens:
+            return f"prompt and output fill max_sequence_length={engine.resolved.max_sequence_length} with {has}"
+        return f"it has all {has} that max_tokens allows"
+    if isinstance(stop, str):
+        return f"its text holds the stop string {stop!r} after {has}"
+    if stop is not None:
+        return f"its token {count} is {stop}, one of its stop_token_ids"
+    return f"its token {count} is an end-of-sequence id, {request.output_ids[-1]}"
+
+
+# -- live --------------------------------------------------------------------------------------------------------------
+
+
+def _live(engine: Engine, request: Request) -> str:
+    name = request.request_id
+    if request.state is RequestState.WAITING:
+        if request.abort_requested:
+            return f"{name} waits and is aborted: the next admit or resolve ends it."
+        return f"{name} waits{_kept(request)}: {_waiting_text(engine, request)}."
+    row = f"has row {request.row}"
+    if request.abort_requested:
+        return f"{name} {row} and is to be aborted: the next admit or resolve ends it, and no token is given to it."
+    if request.state is RequestState.PAUSED:
+        return f"{name} {row} and is paused: it keeps its blocks and runs nothing until blocks are free for all rows."
+    if request.state is RequestState.PREFILL:
+        coming = _coming_token(engine, request, "its first token")
+        return f"{name} {row} and reads its prompt of {request.num_tokens} tokens: {coming}."
+    known = f"{len(request.output_ids)} of {request.max_new_tokens} tokens are known"
+    return f"{name} {row} and decodes: {known}, and {_coming_token(engine, request, 'the next')}."
+
+
+def _kept(request: Request) -> str:
+    count = len(request.output_ids)
+    return f" again, with the {count} tokens it has to be computed anew" if count else ""
+
+
+def _coming_token(engine: Engine, request: Request, token: str) -> str:
+    """Where the token that comes next is on its way."""
+    current, pending = engine.in_hand, engine.pending
+    if current is not None and current.sampled is not None and _is_sampled(engine, request):
+        following = (
+            ", and as its last it was left out of the forward behind it" if _was_left_out(engine, request) else ""
+        )
+        return f"{token} is sampled: resolve gives it to the request{following}"
+    if pending is not None and request.row in pending.table_rows:
+        return f"{token} comes from the forward that iteration {pending.iteration} launched, once it is sampled"
+    plan = current.plan if current is not None and current.launched is None else None
+    if plan is not None and request.request_id in plan.request_ids:
+        return f"{token} comes from the forward that is prepared and not launched yet"
+    return f"{token} comes from the next forward, which holds it"
+
+
+def _is_sampled(engine: Engine, request: Request) -> bool:
+    """Whether the iteration in hand has sampled it and not resolved that yet."""
+    current = engine.in_hand
+    assert current is not None
+    is_open = engine.next_phase is not None and Phase.RESOLVE in coming_phases(engine)
+    return is_open and current.consumed is not None and request.key in current.consumed.keys.tolist()
+
+
+def _was_left_out(engine: Engine, request: Request) -> bool:
+    """Whether a forward was prepared behind the sampled one without this row, for it is known to end."""
+    plan = engine.in_hand.plan if engine.in_hand is not None else None
+    return plan is not None and request.remaining_tokens == 1 and request.request_id not in plan.request_ids
+
+
+# -- waiting -----------------------------------------------------------------------------------------------------------
+
+
+def _waiting_text(engine: Engine, request: Request) -> str:
+    """Admission is first in, first out: the head by its own need, all others behind it."""
+    capacity = engine.queue.capacity()
+    ahead: list[Request] = []
+    for waiting in engine.queue.waiting:
+        if waiting.abort_requested:
+            continue
+        blocked = refusal(waiting, capacity)
+        if waiting is request:
+            return _admission_text(engine) if blocked is None else _refusal_text(engine, request, blocked, capacity)
+        ahead.append(waiting)
+        if blocked is not None:
+            return _behind_text(engine, request, waiting, blocked)
+        capacity = capacity.after(waiting)
+    return "the next admit looks at it"  # it left the queue and has no row: between two statements of admit
+
+
+def _behind_text(engine: Engine, request: Request, head: Request, blocked: Refusal) -> str:
+    queue = [one for one in engine.queue.waiting if not one.abort_requested]
+    ahead = queue.index(request)
+    who = head.request_id if ahead == 1 else f"{head.request_id} and {ahead - 1} more"
+    return f"it is behind {who}, first in, first out, and {head.request_id} has to wait ({blocked.value})"
+
+
+def _admission_text(engine: Engine) -> str:
+    """It fits: which admit takes it."""
+    current, pending = engine.in_hand, engine.pending
+    if current is not None:
+        if Phase.ADMIT in coming_phases(engine):
+            return f"it fits, and the admit of iteration {current.index} takes it"
+        return f"it fits, and iteration {current.index} has no admit to come; the next admit takes it"
+    if pending is not None:
+        return (
+            f"it fits, and async admits only when no forward is pending: the next iteration samples the forward of "
+            f"iteration {pending.iteration} and then admits it"
+        )
+    return "it fits, and the next iteration admits it"
+
+
+def _refusal_text(engine: Engine, request: Request, blocked: Refusal, capacity: Capacity) -> str:
+    if blocked is Refusal.NO_ROW:
+        return f"all {engine.table.max_requests} rows are taken; {_who_frees(engine)}"
+    if blocked is Refusal.BATCH_FULL:
+        limit = engine.config.max_batch_tokens
+        return (
+            f"it needs {request.num_tokens} tokens of the next forward and {capacity.free_tokens} of "
+            f"max_batch_tokens={limit} are left; the admit after that has room"
+        )
+    needed = blocks_for(request, capacity.block_size)
+    return (
+        f"at its longest it needs {needed} blocks, and {max(0, capacity.unreserved_blocks)} of "
+        f"{engine.pool.num_blocks} are not reserved for others; {_who_frees(engine)}"
+    )
+
+
+def _who_frees(engine: Engine) -> str:
+    running = [request.request_id for request in engine.table.live_requests() if request.finish_reason is None]
+    if not running:
+        return "those it waits for have ended, and are released next"
+    return f"it waits until {running[0] if len(running) == 1 else f'one of {_names(running)}'} ends"
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_NAMED])
+    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED} more"

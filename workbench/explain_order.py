@@ -1,0 +1,146 @@
+"""Why an iteration took its order, and what would have to change, in two sentences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from engine.engine import Engine
+from engine.phases import Order, Reason
+from engine.policy import OrderState, choose_order
+from tracing.records import IterationRecord
+from workbench.history import History
+from workbench.peek import SessionError
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A reason in words."""
+
+    because: str
+    """Ends the sentence that begins with the order."""
+    change: str
+    """A whole sentence: what would have to change for another order."""
+
+
+_OVERLAP_NEEDS = "An overlap admits nothing and moves no row before its forward is enqueued"
+
+REASONS: dict[Reason, Explanation] = {
+    Reason.LEGACY_MODE: Explanation(
+        "the mode is legacy: each iteration waits for the tokens of its own forward",
+        "In async the next forward would be launched first: session.mode = 'async'.",
+    ),
+    Reason.STEADY_DECODE: Explanation(
+        "all rows of the pending forward decode and nothing could be admitted",
+        "It loses the overlap once a waiting request fits, the pending forward holds a prompt, or blocks run out.",
+    ),
+    Reason.NO_PENDING_FORWARD: Explanation(
+        "no forward was pending, so there was nothing to sample: the first iteration, or one behind a drain or a pause",
+        "It launches the forward that the next iteration finds pending.",
+    ),
+    Reason.PREFILL_PENDING: Explanation(
+        "the pending forward held prompts, and their rows decode only once it is resolved",
+        "It would overlap if the pending forward held decode rows only: the one it launched now does, unless a "
+        "request was admitted.",
+    ),
+    Reason.CHUNK_IN_PROGRESS: Explanation(
+        "a prompt is being read in chunks, and its next chunk has to be placed first",
+        "It would overlap behind the prompt's last chunk.",
+    ),
+    Reason.PAUSED_ROWS: Explanation(
+        "rows are paused, and resuming one moves rows",
+        "It would overlap with blocks enough for all rows: more num_blocks, or fewer max_requests.",
+    ),
+    Reason.NOT_ENOUGH_BLOCKS: Explanation(
+        "the free blocks did not suffice for the next token of every row",
+        "It would overlap with more num_blocks, or once a row has ended and given its blocks back.",
+    ),
+    Reason.HEAD_ADMISSIBLE: Explanation(
+        "the head of the queue could be admitted, and async admits only when no forward is pending",
+        f"{_OVERLAP_NEEDS}: it would overlap with an empty queue, or with a head that has to wait.",
+    ),
+    Reason.ALL_ROWS_ENDING: Explanation(
+        "every row ends by length with the pending forward, so there was no next forward to launch",
+        "It would overlap if one row had a token to come behind the pending one, or with launch_ending_rows=True.",
+    ),
+    Reason.POLICY: Explanation(
+        "the order policy refused an overlap that was legal",
+        "It would overlap under another policy: Session(policy=engine.policy.prefer_overlap) is the default.",
+    ),
+    Reason.MODE_SWITCH: Explanation(
+        "the mode was about to change, and the pending forward is drained first",
+        "The iteration behind it runs in the new mode.",
+    ),
+    Reason.NOTHING_TO_RUN: Explanation(
+        "only requests that were aborted were left, and nothing was pending",
+        "It would launch a forward if a request were live.",
+    ),
+}
+
+
+def explain_iteration(engine: Engine, history: History, index: int | None) -> str:
+    """Two sentences on an iteration by its number; None: the one in hand, or the one that would come next.
+
+    Raises:
+        SessionError: nothing is known of it.
+    """
+    current = engine.in_hand
+    if current is not None and index in (None, current.index):
+        return explain_in_hand(current.index, current.order, current.reason)
+    if index is None:
+        return explain_next(engine)
+    past = history[index]
+    if past.record is None:
+        raise SessionError(f"iteration {index} left no record: the recorder was off")
+    return explain_record(past.record)
+
+
+def explain_record(record: IterationRecord) -> str:
+    """Of a past iteration."""
+    reason = Reason(record.reason)
+    facts = _facts(record, reason)
+    told = REASONS[reason]
+    return f"Iteration {record.iteration} took {_order_text(record.order)} because {told.because}{facts}. {told.change}"
+
+
+def explain_in_hand(index: int, order: Order, reason: Reason) -> str:
+    """Of the iteration in hand."""
+    told = REASONS[reason]
+    return f"Iteration {index} takes {_order_text(order.label)} because {told.because}. {told.change}"
+
+
+def explain_next(engine: Engine) -> str:
+    """Of the iteration that would come next; asks the order policy once more than a run does."""
+    if not engine.has_unfinished():
+        return "No iteration would come next: no request is live. Submit one, or let the next arrival come."
+    controller = engine.controller
+    state = controller.order_state()
+    if not state.has_pending:
+        state = replace(state, mode=state.wanted_mode)
+    order, reason = choose_order(state, controller.policy)
+    told = REASONS[reason]
+    index = controller.next_index
+    numbers = _numbers(state, reason)
+    return f"Iteration {index} would take {_order_text(order.label)} because {told.because}{numbers}. {told.change}"
+
+
+def _order_text(label: str) -> str:
+    order = next(one for one in Order if one.label == label)
+    return f"{label} ({' → '.join(phase.value for phase in order.phases)})"
+
+
+def _facts(record: IterationRecord, reason: Reason) -> str:
+    """What the record knows beyond the reason."""
+    if reason is Reason.PREFILL_PENDING and record.consumed is not None:
+        return f" ({record.consumed.num_prefill} of its {record.consumed.num_rows} rows)"
+    if reason is Reason.HEAD_ADMISSIBLE and record.launched is not None:
+        return f" (it admitted {record.launched.num_prefill})"
+    return ""
+
+
+def _numbers(state: OrderState, reason: Reason) -> str:
+    """What the state knows beyond the reason."""
+    if reason is Reason.NOT_ENOUGH_BLOCKS:
+        return f" ({state.blocks_needed} needed, {state.blocks_available} free)"
+    if reason is Reason.PAUSED_ROWS:
+        return f" ({state.num_paused} of them)"
+    return ""

@@ -1,0 +1,54 @@
+"""Who drives: one at a time, be it a call in progress or a run in the background."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workbench.peek import SessionError
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """The right to drive."""
+
+    who: str
+
+
+class Seat:
+    """Held by one claim at most."""
+
+    def __init__(self) -> None:
+        self._claim: Claim | None = None
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether somebody drives now."""
+        return self._claim is not None
+
+    def claim(self, who: str) -> Claim:
+        """Drive alone until the claim is released.
+
+        Raises:
+            SessionError: somebody drives already.
+        """
+        self.require_free()
+        self._claim = Claim(who)
+        return self._claim
+
+    def release(self, claim: Claim) -> None:
+        """Give a claim back; nothing happens if it was taken away meanwhile."""
+        if claim is self._claim:
+            self._claim = None
+
+    def take_away(self) -> None:
+        """Whoever drives does so no longer."""
+        self._claim = None
+
+    def require_free(self) -> None:
+        """Refuse to drive from two places.
+
+        Raises:
+            SessionError: somebody drives.
+        """
+        if self._claim is not None:
+            raise SessionError(f"the session is driven by {self._claim.who}; pause() it, or wait until it stops")
