@@ -20,6 +20,10 @@ BEFORE_RETURN_NS = 10_000
 launching takes longer than that (docs/metrics.md); half of a launch that is shorter."""
 
 
+LONGEST_LAUNCH_NS = 1_000_000
+"""What is longer was no launch: the thread waited for the interpreter or for a core, maybe after the launch."""
+
+
 class CudaTiming(Timing):
     """A pair of timing events, placed on the host clock by an anchor of that time. Reading never waits.
 
@@ -300,7 +304,8 @@ class CudaDevice(Device):
     def _note_launch(self, called_ns: int) -> None:
         if self.first_launch_ns is None:
             returned_ns = time.perf_counter_ns()
-            self.first_launch_ns = returned_ns - min(BEFORE_RETURN_NS, (returned_ns - called_ns) // 2)
+            began_ns = returned_ns - min(BEFORE_RETURN_NS, (returned_ns - called_ns) // 2)
+            self.first_launch_ns = min(began_ns, called_ns + LONGEST_LAUNCH_NS)
 
     def synchronize(self) -> None:
         self.raise_error()

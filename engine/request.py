@@ -275,9 +275,14 @@ class Request:
             self.token_log.hand_over()
         return self._output_ids
 
-    def take(self, tokens: list[int]) -> None:
-        """Append tokens; for the log alone."""
-        self._output_ids.extend(tokens)
+    @property
+    def num_taken(self) -> int:
+        """Tokens it has, without those that wait in the log."""
+        return len(self._output_ids)
+
+    def take(self, tokens: list[int], start: int) -> None:
+        """Put ``tokens`` behind the first ``start``, again if need be; for the log alone."""
+        self._output_ids[start:] = tokens
 
     @property
     def num_tokens(self) -> int:

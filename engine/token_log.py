@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,8 +23,7 @@ class TokenLog:
     """
 
     def __init__(self) -> None:
-        self._requests: list[Request] = []
-        self._steps: list[NDArray[np.int64]] = []
+        self._held: _Held | None = None
 
     def append(self, requests: list[Request], tokens: NDArray[np.int64]) -> None:
         """Note token i for request i; the requests are those of the last call, or the log was handed over since.
@@ -32,17 +32,31 @@ class TokenLog:
             requests: Not to be changed before the next :meth:`hand_over`.
             tokens: [n], copied.
         """
-        if len(self._steps) == MOST_STEPS:
+        if self._held is not None and len(self._held.steps) == MOST_STEPS:
             self.hand_over()
-        assert not self._steps or requests is self._requests, "hand over before rows change"
-        self._requests = requests
-        self._steps.append(tokens.copy())
+        if self._held is None:
+            self._held = _Held(requests, [])
+        assert requests is self._held.requests, "hand over before rows change"
+        self._held.steps.append(tokens.copy())
 
     def hand_over(self) -> None:
-        """Give every request its tokens."""
-        if not self._steps:
+        """Give every request its tokens; what an interrupt stops, the next call completes."""
+        held = self._held
+        if held is None:
             return
-        tokens = np.stack(self._steps, axis=1).tolist()
-        self._steps.clear()
-        for request, its_tokens in zip(self._requests, tokens, strict=True):
-            request.take(its_tokens)
+        if held.starts is None:
+            held.starts = [request.num_taken for request in held.requests]
+        tokens = np.stack(held.steps, axis=1).tolist()
+        for request, start, its_tokens in zip(held.requests, held.starts, tokens, strict=True):
+            request.take(its_tokens, start)
+        self._held = None
+
+
+@dataclass(slots=True)
+class _Held:
+    """What waits; it goes as a whole."""
+
+    requests: list[Request]
+    steps: list[NDArray[np.int64]]
+    starts: list[int] | None = None
+    """Once handing over has begun: where each request's tokens belong."""

@@ -196,7 +196,7 @@ def _row(key: tuple[str, str], groups: Sequence[ToolGroup]) -> WorkAgreement:
         length=Distance.of(left - right for left, right in zip(ours, tools, strict=True)),
         length_share_p50=float(np.percentile(shares, 50)) if shares else None,
         length_share_p99=float(np.percentile(shares, 99)) if shares else None,
-        total_share=sum(ours) / sum(tools) - 1 if any(tools) else None,
+        total_share=sum(ours) / sum(tools) - 1 if sum(tools) else None,
         after_launch_p50_ns=float(np.median(waits)) if waits else None,
         tool_length_p50_ns=float(np.median(tools)),
         pieces_p50=float(np.median([len(group.work) for group in groups])),

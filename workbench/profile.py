@@ -12,7 +12,7 @@ from typing import Any
 from tracing.importing import TraceImportError
 from workbench.nsys_tool import NsysError, find_nsys
 from workbench.options import UsageError, add_config_flags, config_from
-from workbench.profile_job import WHEN, Job, ProfileError, Stretch, parse_stretch, read_captured, write_job
+from workbench.profile_job import JOB, WHEN, Job, ProfileError, Stretch, parse_stretch, read_captured, write_job
 
 DEFAULT_WORKLOAD = "fixed:requests=16,input=64,output=32"
 _LOG = "log.txt"
@@ -122,7 +122,13 @@ def _say(lines: list[str]) -> None:
 
 
 def _prepare(folder: Path) -> None:
-    """Make it, without what an earlier profile left there."""
+    """Make it, without what an earlier profile left there.
+
+    Raises:
+        UsageError: it holds something else.
+    """
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / JOB).is_file():
+        raise UsageError(f"--out {folder} holds files that are no profile's; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("captured.json", "nsys.nsys-rep", "nsys.qdstrm", "nsys.sqlite", "torch.json"):
         (folder / name).unlink(missing_ok=True)

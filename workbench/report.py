@@ -19,6 +19,7 @@ from tracing.comparison import NO_SAMPLES, Row, comparison_notes, comparison_row
 from tracing.records import PHASE_COLOURS, IterationRecord, RequestRecord, Span
 from tracing.summary import Summary
 from tracing.trace import Trace
+from workbench.documents import jsonable
 from workbench.report_border import BorderInput, find_borders
 from workbench.report_data import ORDER_COLOURS, host_work, initial_views, run_data
 from workbench.report_idle import idle_groups
@@ -181,7 +182,8 @@ def _page_data(runs: Sequence[RunView]) -> dict[str, Any]:
 
 def _embedded(data: Mapping[str, Any]) -> str:
     """JSON that may stand inside a script element: no ``<`` is left to end it early."""
-    return json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    text = json.dumps(jsonable(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.replace("<", "\\u003c")
 
 
 def _asset(name: str) -> str:

@@ -198,3 +198,14 @@ def test_capture_without_a_profiler_is_a_run() -> None:
         done = session.capture()
 
         assert [len(output.token_ids) for output in done] == [4]
+
+
+class TestFolder:
+    def test_that_holds_other_files_is_left_alone(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "torch.json").write_text("mine", encoding="utf-8")
+
+        status = main(["profile", "--tool", "torch", "--model", "oracle", "--out", str(tmp_path)])
+
+        assert status == 2
+        assert "name another folder" in capsys.readouterr().err
+        assert (tmp_path / "torch.json").read_text(encoding="utf-8") == "mine"

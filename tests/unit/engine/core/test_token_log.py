@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from engine.request import Request, RequestTimings, SamplingParams
 from engine.table import RequestTable
@@ -76,8 +77,27 @@ class TestTokenLog:
         for step in range(steps):
             table.add_tokens(np.array([step]))
 
-        assert len(table.log._steps) <= MOST_STEPS
+        assert table.log._held is not None
+        assert len(table.log._held.steps) <= MOST_STEPS
         assert requests[0].output_ids == list(range(steps))
+
+    def test_an_interrupt_while_handing_over_loses_and_doubles_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        table, requests = table_of(3)
+        table.add_tokens(np.array([10, 20, 30]))
+        table.add_tokens(np.array([11, 21, 31]))
+        take, calls = Request.take, []
+
+        def interrupted(self: Request, tokens: list[int], start: int) -> None:
+            take(self, tokens, start)
+            calls.append(self)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(Request, "take", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            table.log.hand_over()
+
+        assert [request.output_ids for request in requests] == [[10, 11], [20, 21], [30, 31]]
 
     def test_a_reset_leaves_requests_what_they_had(self) -> None:
         table, requests = table_of(2)
