@@ -15,9 +15,9 @@ import numpy as np
 from tracing.canonical import sorted_iterations, sorted_spans
 from tracing.importing import ImportedTrace
 from tracing.intervals import Interval, intersect, length, merge, subtract
-from tracing.records import COMPUTE_LANE, Category, IterationRecord, Span
+from tracing.records import COMPUTE_LANE, IterationRecord, Span
 from tracing.tool_groups import ToolGroup, group_work
-from tracing.windows import bubbles_in, device_union, measured_windows
+from tracing.windows import bubbles_in, device_union, host_work, measured_windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +153,7 @@ def _bubbles(windows: Sequence[Interval], ours: Sequence[Interval], tools: Seque
 def _hidden(
     spans: Iterable[Span], windows: Sequence[Interval], ours: Sequence[Interval], tools: Sequence[Interval]
 ) -> Share | None:
-    of_category: dict[Category, list[Interval]] = defaultdict(list)
-    for span in spans:
-        of_category[span.category].append((span.start_ns, span.end_ns))
-    work = intersect(windows, subtract(merge(of_category[Category.PHASE]), merge(of_category[Category.WAIT])))
+    work = intersect(windows, host_work(spans))
     work_ns = length(work)
     if not work_ns:
         return None

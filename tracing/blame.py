@@ -127,12 +127,7 @@ def _work_by_start(spans: Iterable[Span]) -> dict[int, Span]:
 
 
 def _rank(span: Span) -> tuple[int, int, str, int]:
-    return _noted_ns(span), span.end_ns, span.name, span.iteration
-
-
-def _noted_ns(span: Span) -> int:
-    """When the host had enqueued it; where that is not known, when it began: nothing is then launch latency."""
-    return span.start_ns if span.enqueued_ns is None else span.enqueued_ns
+    return span.noted_ns, span.end_ns, span.name, span.iteration
 
 
 def _records_by_number(records: Iterable[IterationRecord]) -> dict[int, list[IterationRecord]]:
@@ -143,7 +138,7 @@ def _records_by_number(records: Iterable[IterationRecord]) -> dict[int, list[Ite
 
 
 def _bubble(index: int, start_ns: int, end_ns: int, work: Span, by_number: dict[int, list[IterationRecord]]) -> Bubble:
-    noted_ns = _noted_ns(work)
+    noted_ns = work.noted_ns
     # A reset starts the numbers anew: of several records of one number the newest that had begun is meant.
     begun = [record for record in by_number.get(work.iteration, ()) if record.begin_ns <= noted_ns]
     return Bubble(

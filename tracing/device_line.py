@@ -91,7 +91,7 @@ def _works(spans: Iterable[Span]) -> list[Work]:
         works.append(
             Work(
                 span=span,
-                noted_ns=_noted_ns(span),
+                noted_ns=span.noted_ns,
                 after=newest_on.get(span.lane),
                 behind=None if is_compute else newest_compute_of.get(span.iteration),
             )
@@ -102,9 +102,5 @@ def _works(spans: Iterable[Span]) -> list[Work]:
     return works
 
 
-def _noted_ns(span: Span) -> int:
-    return span.start_ns if span.enqueued_ns is None else span.enqueued_ns
-
-
 def _order(span: Span) -> tuple[int, int, int, bool, str, int]:
-    return _noted_ns(span), span.start_ns, span.end_ns, span.lane != COMPUTE_LANE, span.name, span.iteration
+    return span.noted_ns, span.start_ns, span.end_ns, span.lane != COMPUTE_LANE, span.name, span.iteration

@@ -93,6 +93,11 @@ class Span:
         """Length; 0 for instants and counters."""
         return self.end_ns - self.start_ns
 
+    @property
+    def noted_ns(self) -> int:
+        """When the host had enqueued it; where that is not known, when it began: nothing is then launch latency."""
+        return self.start_ns if self.enqueued_ns is None else self.enqueued_ns
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfinishedWork:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from tracing.intervals import Interval, gaps, intersect, merge
+from tracing.intervals import Interval, gaps, intersect, merge, subtract
 from tracing.records import COMPUTE_LANE, Category, IterationRecord, Span
 
 
@@ -56,3 +57,11 @@ def bubbles_in(windows: Iterable[Interval], compute: Sequence[Interval]) -> list
     Taken inside each stretch, so that what lies between two stretches is never a bubble.
     """
     return [gap for window in windows for gap in gaps(intersect([window], compute))]
+
+
+def host_work(spans: Iterable[Span]) -> list[Interval]:
+    """When the host worked in a phase and did not wait."""
+    of_category: dict[Category, list[Interval]] = defaultdict(list)
+    for span in spans:
+        of_category[span.category].append((span.start_ns, span.end_ns))
+    return subtract(merge(of_category[Category.PHASE]), merge(of_category[Category.WAIT]))

@@ -9,10 +9,11 @@ from itertools import chain
 
 from tracing.intervals import Interval, intersect, subtract
 from tracing.records import COMPUTE_LANE, COPY_LANE, HOST_LANE, PHASE_COLOURS, Category, Span
+from tracing.windows import host_work
 from workbench.bars import IDLE_FILL, WAIT_FILL, Bar, Look, Scale, duration_text, lanes_html, legend_html
 from workbench.report import RunView
 from workbench.report_border import Border, BorderInput, find_borders
-from workbench.report_data import host_work, initial_views
+from workbench.report_data import initial_views
 
 _HIDDEN, _EXPOSED = "#0F9D6B", "#D9485F"
 _HIDDEN_FILL = "#8BC34A"

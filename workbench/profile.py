@@ -13,8 +13,8 @@ from tracing.importing import TraceImportError
 from workbench.nsys_tool import NsysError, find_nsys
 from workbench.options import UsageError, add_config_flags, config_from
 from workbench.profile_job import JOB, WHEN, Job, ProfileError, Stretch, parse_stretch, read_captured, write_job
+from workbench.serve_commands import DEFAULT_WORKLOAD
 
-DEFAULT_WORKLOAD = "fixed:requests=16,input=64,output=32"
 _LOG = "log.txt"
 _EXAMPLES = """\
 examples:

@@ -19,9 +19,10 @@ from tracing.comparison import NO_SAMPLES, Row, comparison_notes, comparison_row
 from tracing.records import PHASE_COLOURS, IterationRecord, RequestRecord, Span
 from tracing.summary import Summary
 from tracing.trace import Trace
+from tracing.windows import host_work
 from workbench.documents import jsonable
 from workbench.report_border import BorderInput, find_borders
-from workbench.report_data import ORDER_COLOURS, host_work, initial_views, run_data
+from workbench.report_data import ORDER_COLOURS, initial_views, run_data
 from workbench.report_idle import idle_groups
 
 _ASSETS = Path(__file__).parent

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tracing.blame import blame_bubbles
-from tracing.intervals import Interval, intersect, merge, subtract
+from tracing.intervals import Interval, intersect, subtract
 from tracing.records import BatchInfo, Category, GraphUse, IterationRecord, Span
-from tracing.windows import device_union
+from tracing.windows import device_union, host_work
 from workbench.report_border import Border
 from workbench.report_idle import blame_columns
 
@@ -86,14 +86,6 @@ def run_data(
         "blame": blame_columns(blame, names),
         "names": list(names),
     }
-
-
-def host_work(spans: Iterable[Span]) -> list[Interval]:
-    """When the host worked in a phase and did not wait."""
-    of_category: dict[Category, list[Interval]] = defaultdict(list)
-    for span in spans:
-        of_category[span.category].append((span.start_ns, span.end_ns))
-    return subtract(merge(of_category[Category.PHASE]), merge(of_category[Category.WAIT]))
 
 
 def _steady_stretches(records: Sequence[IterationRecord]) -> dict[int, list[IterationRecord]]:

@@ -16,9 +16,10 @@ from tests.unit.tracing.traces import batch, detail, device, phase, record, wait
 from tracing.comparison import ADMISSION_NOTE, KINDS_NOTE
 from tracing.recorder import Recorder
 from tracing.records import PHASE_COLOURS, Category, IterationRecord, RequestRecord, Span
+from tracing.windows import host_work
 from workbench.report import RunView, differing_fields, render_report, write_report
 from workbench.report_border import Border, BorderInput, find_borders
-from workbench.report_data import ORDER_COLOURS, host_work, initial_views, run_data
+from workbench.report_data import ORDER_COLOURS, initial_views, run_data
 from workbench.report_idle import idle_groups
 
 NASTY = "</script><img src=x onerror=alert(1)>&\"'"
