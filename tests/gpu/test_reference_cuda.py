@@ -62,7 +62,7 @@ def serve(folder: Path, params: list[SamplingParams], lengths: tuple[int, ...], 
         requests = prompts(engine.resolved.vocab_size, lengths)
         outputs = engine.generate(requests, params, progress=False)
         check_idle(engine)
-        if config.graphs is not None:
+        if engine.resolved.graphs:
             assert engine.counters.graph_hits > 20
             assert engine.counters.graph_misses == 0
     return outputs

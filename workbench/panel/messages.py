@@ -1,0 +1,344 @@
+"""What the panel says to the browser and hears from it, as plain values.
+
+Each class is one JSON object. ``workbench/panel/*_view.py`` make them from a session, ``workbench/widgets/panel_*.js``
+draw them; neither side knows anything else of the other. Times are milliseconds unless a name says otherwise, and None
+where nothing is known.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+# -- the bar and the strip ---------------------------------------------------------------------------------------------
+
+
+class BarView(TypedDict):
+    """The control bar: where the session stands and which buttons mean something now."""
+
+    state: Literal["running", "paused", "finished", "failed", "closed"]
+    headline: str
+    """One line: :attr:`workbench.snapshot.Snapshot.headline`."""
+    stopped: str
+    """Why the last run stopped; empty if none did."""
+    model: str
+    device: str
+    clock: str
+    iterations: int
+    """Begun so far."""
+    mode: str
+    wanted_mode: str
+    """Differs from ``mode`` until a switch takes effect."""
+    other_mode: str
+    switch_text: str
+    """What switching to ``other_mode`` would do now, in a sentence."""
+    can: dict[str, bool]
+    """By name of command (:data:`COMMANDS`): whether it would do something now."""
+    badges: list[BadgeView]
+    """What voids times, and what else must not be overlooked."""
+
+
+class BadgeView(TypedDict):
+    """A short warning."""
+
+    text: str
+    title: str
+    """The whole of it, with the remedy."""
+
+
+class PhaseCell(TypedDict):
+    """One phase of the order, left to right."""
+
+    name: str
+    colour: str
+    state: Literal["done", "last", "next", "coming"]
+    """``last``: the one that ran last; the iteration stands behind it."""
+    title: str
+    """What this phase does, in a sentence."""
+
+
+class StripView(TypedDict):
+    """The order of the iteration in hand, or between iterations of the last one."""
+
+    iteration: int | None
+    is_in_hand: bool
+    order: str | None
+    colour: str
+    reason: str
+    """In words; empty before the first iteration."""
+    why: str
+    """``session.explain()``: why this order, and what would change it."""
+    phases: list[PhaseCell]
+    next_phase: str | None
+    """Between iterations that of the iteration to come, where it is known."""
+    next_order: str | None
+    """Between iterations: what would come next, with its reason."""
+    forwards: list[ForwardCell]
+    """The sampled forward, if an iteration has one in hand, and the pending one."""
+
+
+class ForwardCell(TypedDict):
+    """A launched forward."""
+
+    role: Literal["sampled", "pending"]
+    iteration: int
+    text: str
+    """Rows, tokens, and the graph it ran as."""
+
+
+# -- panes -------------------------------------------------------------------------------------------------------------
+
+
+class TokenCell(TypedDict):
+    """One token of a request's text."""
+
+    text: str
+    """Whitespace made visible."""
+    title: str
+    """Id, position, and log-probability where known."""
+
+
+class RequestRow(TypedDict):
+    """One request."""
+
+    request_id: str
+    state: str
+    """``coming``, or a :class:`engine.request.RequestState`'s value."""
+    row: int | None
+    hue: int
+    """0 to 11, the same in the block map and the table for the same request."""
+    prompt_tokens: int
+    output_tokens: int
+    max_tokens: int
+    kv_len: int
+    blocks: list[int]
+    in_pending: bool
+    tokens: list[TokenCell]
+    """The newest of its output, oldest first; the last one is marked."""
+    num_new: int
+    """How many of ``tokens`` came with the iteration that resolved last."""
+    why: str
+    """Why it waits, or how it ended; empty while it runs."""
+    queue_ms: float | None
+    ttft_ms: float | None
+    tpot_ms: float | None
+    is_void: bool
+    """Whether a person's stepping is in its times."""
+    can_abort: bool
+
+
+class RequestsView(TypedDict):
+    """All requests: running, then waiting, then ended (the newest first)."""
+
+    rows: list[RequestRow]
+    left_out: int
+    """Ended or waiting ones that are not listed."""
+    hint: str
+    """What to do when there is nothing to see."""
+
+
+class BlocksPane(TypedDict):
+    """The KV block pool, block by block."""
+
+    block_size: int
+    num_blocks: int
+    num_free: int
+    hues: list[int]
+    """One a block: -1 free, else the holder's hue."""
+    fill: list[float]
+    """One a block: the share of its positions whose keys and values are cached; 0 for free ones."""
+    holders: list[HolderCell]
+
+
+class HolderCell(TypedDict):
+    """Who holds blocks."""
+
+    request_id: str
+    hue: int
+    blocks: list[int]
+    tokens: int
+    """Cached."""
+
+
+class GraphCell(TypedDict):
+    """One captured size."""
+
+    name: str
+    num_tokens: int
+    num_prefill: int
+    num_decode: int
+    hits: int
+    padding_tokens: int
+    """All hits together."""
+    is_pending: bool
+    """Whether the pending forward replays it."""
+
+
+class GraphsPane(TypedDict):
+    """Captured sizes and how they were used, over the iterations that are recorded."""
+
+    label: str
+    """``CUDA graph``, or ``bucket`` on the CPU devices."""
+    graphs: list[GraphCell]
+    hits: int
+    misses: dict[str, int]
+    """By reason."""
+    deferrals: int
+    """Requests that waited a step for a graph."""
+    padding_share: float | None
+    """Padding tokens / all tokens of hits."""
+    memory: str
+    """What capturing took; empty where nothing was captured."""
+    hint: str
+
+
+class ValueCell(TypedDict):
+    """One value that a phase read or wrote."""
+
+    name: str
+    request_id: str
+    """Empty: everybody's."""
+    hue: int
+    """-1 for everybody's."""
+    old: str
+    """Empty where nothing stood there, and for what was read."""
+    new: str
+    is_stale: bool
+    """Of something read: it means nothing any more. Of something written: what it replaced meant nothing."""
+    note: str
+
+
+class PhaseCard(TypedDict):
+    """What one phase read, wrote and launched."""
+
+    phase: str
+    colour: str
+    read: list[ValueCell]
+    wrote: list[ValueCell]
+    enqueued: list[str]
+
+
+class ChangesPane(TypedDict):
+    """What the phases of one iteration read and wrote."""
+
+    recording: bool
+    iteration: int | None
+    title: str
+    cards: list[PhaseCard]
+    device_values: list[str]
+    """Names that :meth:`~workbench.session.Session.read_device` takes now."""
+    device_value: str
+    """The one that was read last, as text; empty if none."""
+    hint: str
+
+
+class HistoryPane(TypedDict):
+    """The slider and what is known of the iteration chosen on it."""
+
+    first: int
+    last: int
+    """-1: no iteration yet."""
+    chosen: int | None
+    """None: the newest, whatever that is."""
+    title: str
+    why: str
+    facts: list[list[str]]
+    """Rows of name and value, with units."""
+    watched: list[list[str]]
+    """Watch expressions: name and value at its end."""
+    table: list[list[str]]
+    """The request table as it was at its end, a heading row first; empty where it was not recorded."""
+    hint: str
+
+
+class StopRow(TypedDict):
+    """One breakpoint."""
+
+    id: int
+    text: str
+    enabled: bool
+    hits: int
+    is_hit: bool
+    """Whether the session stands at it now."""
+
+
+class StopsPane(TypedDict):
+    """Breakpoints and what a new one may name."""
+
+    rows: list[StopRow]
+    phases: list[str]
+    reasons: list[list[str]]
+    """Name and words of each :class:`engine.phases.Reason`."""
+    hint: str
+
+
+class EventRow(TypedDict):
+    """One event."""
+
+    iteration: int
+    kind: str
+    text: str
+
+
+class LogPane(TypedDict):
+    """Events, the newest first."""
+
+    rows: list[EventRow]
+    left_out: int
+    hint: str
+
+
+# -- what is heard -----------------------------------------------------------------------------------------------------
+
+
+class Notice(TypedDict):
+    """What a command had to say, shown under the bar until the next one."""
+
+    number: int
+    """Rises with each, so that the same text twice is seen twice."""
+    level: Literal["info", "error"]
+    text: str
+    """One line."""
+    detail: str
+    """A traceback where the engine failed; empty otherwise."""
+
+
+class Command(TypedDict):
+    """A click or a key: ``{"kind": "command", "name": "run", "args": {"n": 100}}``."""
+
+    kind: Literal["command"]
+    name: str
+    args: dict[str, Any]
+
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "step_phase": (),
+    "step": (),
+    "run": ("n",),  # None: until nothing is left to do
+    "run_to": ("phase",),
+    "run_until": ("expression",),  # of s, the session: "s.row(0).output_tokens >= 8"
+    "pause": (),
+    "set_mode": ("mode",),
+    "set_pace": ("per_s",),  # iterations a second; 0: as fast as they go
+    "submit": ("prompt", "max_tokens", "temperature", "stop", "seed"),
+    "abort": ("request_id",),
+    "restart": (),
+    "reset": (),
+    "recover": (),
+    "record_changes": ("wanted",),
+    "read_device": ("name",),
+    "break_on": ("phase", "request", "reason", "when", "graph_miss", "bubble_us"),
+    "enable_stop": ("id", "enabled"),
+    "remove_stop": ("id",),
+    "choose": ("iteration",),  # None: follow the newest
+    "save": ("folder",),
+}
+"""Each command with the names of its arguments; those that are left out are None."""
+KEYS: dict[str, str] = {
+    "p": "step_phase",
+    "s": "step",
+    "r": "run",
+    " ": "pause",
+    "m": "set_mode",
+}
+"""Keys of the bar while the pointer or the focus is in the panel."""
+TABS = ("requests", "blocks", "graphs", "changes", "history", "figures", "stops", "log")
