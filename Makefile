@@ -41,11 +41,11 @@ lab: $(VENV)/.stamp-demo ## Open the notebooks in JupyterLab
 bench: $(VENV)/.stamp-demo ## Measure host time, hidden share and recorder cost
 	$(BIN)/python -m workbench bench $(device_flag)
 
-test: $(VENV)/.stamp-dev ## Run every test that needs no GPU
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(PYTEST_ARGS)
+test: $(VENV)/.stamp-dev ## Run every test that needs neither a GPU nor a browser
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --ignore tests/ui $(PYTEST_ARGS)
 
-test-ui: $(VENV)/.stamp-ui ## Run the tests that need a browser (Chromium); UI_SHOTS=folder keeps pictures
-	$(BIN)/python -m pytest -q tests/ui $(PYTEST_ARGS)
+test-ui: $(VENV)/.stamp-ui ## Run the tests that need a browser (Chromium); pictures in runs/ui
+	UI_SHOTS=$${UI_SHOTS:-runs/ui} $(BIN)/python -m pytest -q tests/ui $(PYTEST_ARGS)
 
 check: static test ## What CI runs
 

@@ -61,7 +61,7 @@ class EngineConfig:
     """Tokens of one KV block."""
     num_blocks: int | None = None
     """Usable KV blocks, the dummy block not counted. None: from ``kv_cache_gb``, else room for
-    ``max_requests`` sequences of ``max_sequence_length``, at most 1 GiB."""
+    ``max_requests`` sequences of ``max_sequence_length``, at most 1 GiB, on CUDA half of what is free."""
     kv_cache_gb: float | None = None
     """KV pool size in GiB; exclusive with ``num_blocks``."""
     max_requests: int = 64

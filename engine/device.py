@@ -144,7 +144,7 @@ class Device(ABC):
 
     @property
     def clock_error_ns(self) -> int | None:
-        """Measured bound on how far device times are off the host's clock; None where they are taken on it."""
+        """Bound on how far the device times read so far are off the host's clock; None where they are taken on it."""
         return None
 
     def active(self) -> AbstractContextManager[None]:

@@ -1,8 +1,15 @@
-"""Device event times on the host's clock: anchors taken again and again, and a measured bound on their error.
+"""Device event times on the host's clock: anchors taken again and again, and a bound on the error of what they place.
 
 An event tells its distance to another event, in float32 milliseconds: after a hundred seconds that is 8 µs coarse, and
-the two clocks drift apart besides. So an anchor, an event whose host time is known to within a bracket, is taken every
-second between two iterations, on a stream of its own, where nothing is ever in front of it.
+the two clocks drift apart besides. So an anchor, an event whose host time is known to within a bracket, is taken again
+and again between two iterations, on a stream of its own, where nothing is ever in front of it.
+
+The bound. Let an anchor be off by at most *w*, half its bracket. What is placed *e* after it is off by at most
+*w + r e* as long as the next anchor is not there, where *r* bounds how far the clocks' pace is from what it is taken to
+be: ``DRIFT`` at first, later what the last two anchors leave open. The next anchor, *T* later, with half width *v*,
+shows that this one had gone *m* wrong by then; with the share *x = e / T* of the way that was used, what was placed is
+then off by at most *|1 - x| w + x (|m| + v)*, if the pace held still in between. So drift counts from the first anchor
+on, as assumed while nothing is known and as measured afterwards, and only as far as times were really placed.
 """
 
 from __future__ import annotations
@@ -14,12 +21,21 @@ from typing import Any
 
 from engine.errors import DeviceError
 
+FIRST_NS = 10_000_000
+"""The first anchor is renewed after this, each later one after as long as there have been anchors before it."""
 EVERY_NS = 1_000_000_000
+"""But no later than this."""
 PATIENCE_NS = 1_000_000
 """An anchor that has not passed by then says nothing, and is not waited for."""
+DRIFT = 600e-6
+"""How far the paces of the two clocks may lie apart before it is measured. An assumption: PCI Express allows the clock
+at each end of a link 300 ppm (Base Specification, reference clock), and the host and the device stand at its two ends.
+Ordinary crystals are within a tenth of that. It is what the bound rests on until the first anchor is renewed."""
+COARSE = 2.0**-23
+"""Rounding of a distance in float32, in parts of it: half a unit for what is placed, half a unit for the anchors."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Anchor:
     """An event and when the host says it passed."""
 
@@ -29,6 +45,23 @@ class Anchor:
     """The event passed at most so much before or after ``host_ns``."""
     rate: float
     """Host nanoseconds of a device nanosecond, as far as known when it was taken."""
+    doubt: float
+    """``rate`` is off by at most so much."""
+    reach_ns: int = 0
+    """The longest way from it to an event placed by it."""
+    lasted_ns: int = 0
+    """From it to the next one; 0: there is none yet. Numbers, so that no anchor keeps the later ones alive."""
+    end_error_ns: int = 0
+    """It was off by at most so much by then."""
+
+    @property
+    def error_ns(self) -> int:
+        """Bound on the error of what it placed."""
+        coarse_ns = COARSE * self.reach_ns
+        if not self.lasted_ns:
+            return round(self.half_width_ns + self.doubt * self.reach_ns + coarse_ns)
+        share = self.reach_ns / self.lasted_ns
+        return round(abs(1 - share) * self.half_width_ns + share * self.end_error_ns + coarse_ns)
 
 
 class EventClock:
@@ -47,47 +80,59 @@ class EventClock:
         self._now_ns = now_ns
         self._rate = 1.0
         self._first: Anchor | None = None
-        self._largest_miss_ns = 0
-        self._widest_ns = 0
+        self._largest_ns = 0
+        """Of the errors of anchors that another one has followed."""
         self.anchor = self._take(8)
         self._first = self.anchor
 
     @property
     def error_ns(self) -> int:
-        """Bound on the error of a placed time, as measured: the widest bracket, and how far the next anchor was off."""
-        return self._widest_ns + self._largest_miss_ns
+        """Bound on the error of every time placed so far; that of the present anchor before the first."""
+        return max(self._largest_ns, self.anchor.error_ns)
 
     def keep(self) -> None:
         """Take a new anchor if the last one is old; costs some 20 µs then, and a comparison otherwise."""
-        if self._now_ns() - self.anchor.host_ns >= EVERY_NS:
+        assert self._first is not None
+        anchor = self.anchor
+        due_ns = min(EVERY_NS, max(FIRST_NS, anchor.host_ns - self._first.host_ns))
+        if self._now_ns() - anchor.host_ns >= due_ns:
             self._renew()
+
+    def place(self, anchor: Anchor, event: Any) -> int:
+        """Host time of an event that has passed, by the anchor in force when it was recorded."""
+        way_ns = _way_ns(anchor, event)
+        reach_ns = abs(round(way_ns))
+        if reach_ns > anchor.reach_ns:
+            anchor.reach_ns = reach_ns
+            if anchor is not self.anchor:
+                self._largest_ns = max(self._largest_ns, anchor.error_ns)
+        return anchor.host_ns + round(way_ns)
 
     def _renew(self) -> None:
         before = self.anchor
         after = self._take(3)
         if after is before:
             return
-        # Times are placed within about a second of their anchor, however long the engine stood still meanwhile.
-        share = min(1.0, EVERY_NS / (after.host_ns - before.host_ns))
-        miss_ns = round(share * abs(self.place(before, after.event) - after.host_ns))
-        # What both brackets allow is no miss.
-        self._largest_miss_ns = max(self._largest_miss_ns, miss_ns - before.half_width_ns - after.half_width_ns)
         assert self._first is not None
-        device_ns = self._first.event.elapsed_time(after.event) * 1e6
-        if device_ns >= EVERY_NS:
-            self._rate = (after.host_ns - self._first.host_ns) / device_ns
-        self.anchor = Anchor(after.event, after.host_ns, after.half_width_ns, self._rate)
+        lasted_ns = before.lasted_ns = after.host_ns - before.host_ns
+        missed_ns = abs(round(_way_ns(before, after.event)) - lasted_ns)
+        before.end_error_ns = missed_ns + after.half_width_ns
+        self._largest_ns = max(self._largest_ns, before.error_ns)
+        since_first_ns = after.host_ns - self._first.host_ns
+        if since_first_ns >= EVERY_NS:
+            self._rate = since_first_ns / _device_ns(self._first, after.event)
+        after.rate = self._rate
+        # By the new pace, so that what is known by now is not doubted; the pace goes on as it went.
+        left_ns = abs(_device_ns(before, after.event) * after.rate - lasted_ns)
+        after.doubt = (left_ns + before.half_width_ns + after.half_width_ns) / lasted_ns
+        self.anchor = after
 
     def _take(self, tries: int) -> Anchor:
         """The narrowest of some brackets; the present anchor where none can be had."""
         found = [bracket for bracket in (self._bracket() for _ in range(tries)) if bracket is not None]
         if not found and self._first is None:
             raise DeviceError("no event passed within a millisecond on an idle stream; device times mean nothing then")
-        best = min(found, key=lambda anchor: anchor.half_width_ns, default=None)
-        if best is None:
-            return self.anchor
-        self._widest_ns = max(self._widest_ns, best.half_width_ns)
-        return best
+        return min(found, key=lambda anchor: anchor.half_width_ns) if found else self.anchor
 
     def _bracket(self) -> Anchor | None:
         before_ns = self._now_ns()
@@ -96,10 +141,15 @@ class EventClock:
             if self._now_ns() - before_ns > PATIENCE_NS:
                 return None
         width_ns = self._now_ns() - before_ns
-        return Anchor(event, before_ns + width_ns // 2, (width_ns + 1) // 2, self._rate)
+        return Anchor(event, before_ns + width_ns // 2, (width_ns + 1) // 2, self._rate, DRIFT)
 
-    @staticmethod
-    def place(anchor: Anchor, event: Any) -> int:
-        """Host time of an event that has passed, by the anchor in force when it was recorded."""
-        elapsed_ms: float = anchor.event.elapsed_time(event)
-        return anchor.host_ns + round(elapsed_ms * 1e6 * anchor.rate)
+
+def _device_ns(anchor: Anchor, event: Any) -> float:
+    """From the anchor's event to another, on the device's clock."""
+    elapsed_ms: float = anchor.event.elapsed_time(event)
+    return elapsed_ms * 1e6
+
+
+def _way_ns(anchor: Anchor, event: Any) -> float:
+    """The same on the host's clock, as far as the anchor knows its pace."""
+    return _device_ns(anchor, event) * anchor.rate

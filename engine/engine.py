@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,6 +250,8 @@ class Engine:
         """Its last output is being made: the id is free again."""
         if self._live.get(request.request_id) is request:
             del self._live[request.request_id]
+        if self.controller.current is not None:
+            request.void_reasons |= self.controller.current.void_reasons
         self.counters.finished[request.finish_reason or "error"] += 1
 
     # -- iterations ------------------------------------------------------------------------------------------------
@@ -368,8 +370,15 @@ class Engine:
         if self._border is None:
             self._in_hand = None
             if iteration is not None:
+                self._void(iteration.void_reasons)
                 self._deliver(iteration.outputs)
         return self._border
+
+    def _void(self, reasons: Iterable[str]) -> None:
+        """Mark the live requests: an iteration they live through is void, and its record may be gone before theirs."""
+        for reason in reasons:
+            for request in self._live.values():
+                request.void_reasons.add(reason)
 
     def _check(self, border: Border) -> None:
         check_border(self, border)
@@ -509,6 +518,7 @@ class Engine:
         same, since a draw depends on seed and position only.
         """
         self._require_open()
+        self._void(["recovered"])
         self._quiesce()
         self.controller.drop_pending()
         self.table.reset()

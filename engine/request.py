@@ -267,6 +267,8 @@ class Request:
     text: str = ""
     detokenizer: Any = None
     """Incremental detokeniser with its stop matcher, made when first needed."""
+    void_reasons: set[str] = field(default_factory=set)
+    """Why its timings mean nothing: of the void iterations it lived through."""
 
     @property
     def output_ids(self) -> list[int]:

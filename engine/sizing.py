@@ -37,7 +37,7 @@ def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) ->
     return ResolvedConfig(
         config=_with_graphs(config, device),
         dtype=dtype,
-        num_blocks=_checked_blocks(_num_blocks(config, model, limit), config, model, device),
+        num_blocks=_checked_blocks(_num_blocks(config, model, limit, device), config, model, device),
         max_sequence_length=limit,
         vocab_size=loaded.vocab_size,
         # Some checkpoints write -1 for "none": no id, and no index of a logits row either.
@@ -74,19 +74,24 @@ def _parameters(model: Model) -> Iterator[torch.Tensor]:
     return model.parameters() if isinstance(model, torch.nn.Module) else iter(())
 
 
-def _num_blocks(config: EngineConfig, model: Model, limit: int) -> int:
+def _num_blocks(config: EngineConfig, model: Model, limit: int, device: Device) -> int:
     if config.num_blocks is not None:
         return config.num_blocks
     block_bytes = config.block_size * sum(state.bytes_per_token() for state in model.cache_layout())
     wanted = config.max_requests * -(-limit // config.block_size)
     if config.kv_cache_gb is None:
-        return max(1, min(wanted, (1 << 30) // block_bytes))
+        return max(1, min(wanted, _unasked_bytes(device) // block_bytes))
     affordable = int(config.kv_cache_gb * (1 << 30)) // block_bytes
     if affordable < 1:
         raise ConfigError(
             f"kv_cache_gb={config.kv_cache_gb} holds no block of {block_bytes} bytes; raise it or lower block_size"
         )
     return affordable
+
+
+def _unasked_bytes(device: Device) -> int:
+    """What a pool may take that nobody gave a size: the CPU's memory is others' too, a GPU's is there to be used."""
+    return (device.memory_bytes() - device.used_bytes()) // 2 if device.kind == "cuda" else 1 << 30
 
 
 def _checked_blocks(num_blocks: int, config: EngineConfig, model: Model, device: Device) -> int:

@@ -7,7 +7,7 @@ one step may still be queued, the next step is staged in the other (I30). Each h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,36 @@ class Field:
     def num_bytes(self) -> int:
         """Its size without alignment."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
+
+
+class Half(Protocol):
+    """What exists twice on the host, so that one can be written while a copy out of the other is still queued."""
+
+    copied: Event | None
+    """Behind the last copy out of it."""
+
+
+H = TypeVar("H", bound=Half)
+
+
+class Halves(Generic[H]):
+    """Two of them, taken in turns (I30)."""
+
+    def __init__(self, first: H, second: H) -> None:
+        self.both = (first, second)
+        self._next = 0
+        self.num_waits = 0
+        """How often the host had to wait for a copy before writing; 0 in a healthy run (I33)."""
+
+    def acquire(self) -> H:
+        """The half to write next; blocks only if the last copy out of it has not run yet."""
+        half = self.both[self._next]
+        self._next ^= 1
+        if half.copied is not None and not half.copied.done():
+            self.num_waits += 1
+            half.copied.wait()
+        half.copied = None
+        return half
 
 
 class HostSlab:
@@ -71,27 +101,23 @@ class Slab:
             field.name: self.device_tensor[offset : offset + field.num_bytes].view(field.dtype).view(field.shape)
             for field, offset in layout
         }
-        self._halves = (HostSlab(device, layout, self.device_tensor), HostSlab(device, layout, self.device_tensor))
-        self._next = 0
-        self.num_waits = 0
+        self._halves = Halves(*(HostSlab(device, layout, self.device_tensor) for _ in range(2)))
+
+    @property
+    def num_waits(self) -> int:
         """How often the host had to wait for a copy before staging; 0 in a healthy run (I33)."""
+        return self._halves.num_waits
 
     def acquire(self) -> HostSlab:
         """The half to stage the next step in; blocks only if its last copy has not run yet."""
-        half = self._halves[self._next]
-        self._next ^= 1
-        if half.copied is not None and not half.copied.done():
-            self.num_waits += 1
-            half.copied.wait()
-        half.copied = None
-        return half
+        return self._halves.acquire()
 
     def fill_idle(self, value: int) -> None:
         """Debug mode: overwrite every half that no queued copy reads, integers by ``value`` and floats by NaN.
 
         Only for moments at which no half is staged and waiting to be launched.
         """
-        for half in self._halves:
+        for half in self._halves.both:
             if half.copied is None or half.copied.done():
                 half.layout = None
                 for column in half.fields.values():

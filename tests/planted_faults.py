@@ -92,7 +92,7 @@ def no_event_before_the_copy(patch: Patch) -> None:
 
 
 def half_reused_without_its_event(patch: Patch) -> None:
-    patch.setattr(Slab, "acquire", lambda self: self._halves[0])
+    patch.setattr(Slab, "acquire", lambda self: self._halves.both[0])
 
 
 def pending_kept_over_reset(patch: Patch) -> None:

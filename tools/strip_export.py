@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -45,5 +46,27 @@ def _string_ids(connection: sqlite3.Connection, tables: list[str]) -> list[str]:
     return queries
 
 
+def main(arguments: Sequence[str]) -> int:
+    """Run as a program; returns its exit status."""
+    if len(arguments) != 2:
+        return _refuse(f"takes IN and OUT, got {len(arguments)} arguments: python tools/strip_export.py IN OUT")
+    source, target = map(Path, arguments)
+    if target.exists() and target.samefile(source):
+        return _refuse(f"IN and OUT are both {source}; name another OUT")
+    try:
+        strip_export(source, target)
+    except OSError as error:
+        return _refuse(f"cannot use {error.filename}: {error.strerror}")
+    except sqlite3.Error as error:
+        target.unlink(missing_ok=True)  # it holds what was to be cut off
+        return _refuse(f"{source} is no SQLite export of Nsight Systems: {error}")
+    return 0
+
+
+def _refuse(why: str) -> int:
+    print(f"strip_export: {why}", file=sys.stderr)
+    return 2
+
+
 if __name__ == "__main__":
-    strip_export(Path(sys.argv[1]), Path(sys.argv[2]))
+    sys.exit(main(sys.argv[1:]))

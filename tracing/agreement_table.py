@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tracing.agreement import Agreement, Share, WorkAgreement
+from tracing.text_table import aligned
 
 _TITLES = (
     "lane",
@@ -26,7 +25,7 @@ def agreement_lines(found: Agreement, tool: str) -> list[str]:
     if not found.work:
         return [f"nothing of ours was found in the trace of {tool}", *_missing(found)]
     cells = [_TITLES, *(_cells(row) for row in found.work)]
-    lines = _aligned(cells)
+    lines = aligned(cells)
     lines.append(
         f"µs, ours less {tool}; start and end: median; p50, p99: of absolute values; inside: gaps between kernels;"
     )
@@ -79,14 +78,3 @@ def _cells(row: WorkAgreement) -> tuple[str, ...]:
 
 def _length(apart_ns: float, share: float | None) -> str:
     return f"{apart_ns / 1e3:.1f}" + ("" if share is None else f" ({100 * share:.1f} %)")
-
-
-def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Words to the left, numbers to the right."""
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    lines = []
-    for row in cells:
-        words = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
-        words += [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
-        lines.append("  ".join(words).rstrip())
-    return lines

@@ -11,8 +11,9 @@ from itertools import pairwise
 
 from tracing.blame import blame_bubbles
 from tracing.blame_totals import BlameTotals, blame_totals
-from tracing.canonical import sorted_iterations
+from tracing.by_number import IterationsByNumber
 from tracing.comparison import format_comparison
+from tracing.edges import judged
 from tracing.intervals import Interval, intersect, length, merge, subtract
 from tracing.records import (
     BATCH_OF,
@@ -50,10 +51,10 @@ def summarise(
 ) -> Summary:
     """All numbers of one run.
 
-    Device work that had not finished when ``spans`` was read is missing from them: wait for the device
-    before reading a run's last iterations.
+    Iterations beside which device work is missing from ``spans`` are void (:mod:`tracing.edges`): wait for the device
+    before reading a run's last iterations, and they count.
     """
-    records = sorted_iterations(iterations)
+    records = judged(spans, iterations)
     timed = [record for record in records if not record.is_void]
     windows = measured_windows(records)
     measured_ns = length(windows)
@@ -83,18 +84,22 @@ def iteration_table(spans: Sequence[Span], iterations: Sequence[IterationRecord]
     A host span counts for the record with its number that it lies in, so what an abandoned iteration
     left behind is never charged to the one that took its number.
     """
-    busy = device_union(spans, COMPUTE_LANE)
-    by_iteration: dict[int, list[Span]] = defaultdict(list)
+    records = judged(spans, iterations)
+    busy, index = device_union(spans, COMPUTE_LANE), IterationsByNumber(records)
+    inside: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
-        if span.category in (Category.PHASE, Category.WAIT):
-            by_iteration[span.iteration].append(span)
-    return [_iteration_times(record, by_iteration[record.iteration], busy) for record in sorted_iterations(iterations)]
+        if span.category in (Category.PHASE, Category.WAIT) and (record := index.of(span)) is not None:
+            inside[id(record)].append(span)
+    return [_iteration_times(record, inside[id(record)], busy) for record in records]
 
 
 def request_latency(requests: Sequence[RequestRecord], records: Sequence[IterationRecord] = ()) -> RequestLatency:
-    """Queue delay, TTFT, TPOT, ITL and end-to-end time of requests; those that met a void iteration are left out."""
-    void = merge((record.begin_ns, record.end_ns) for record in records if record.is_void)
-    timed = [request for request in requests if not meets(request, void)]
+    """Queue delay, TTFT, TPOT, ITL and end-to-end time of requests; those that met a void iteration are left out.
+
+    A request says itself whether it did; where it says nothing, ``records`` tell, as far as they are left.
+    """
+    disturbed = disturbed_times(records)
+    timed = [request for request in requests if not is_void_request(request, disturbed)]
     return RequestLatency(
         count=len(timed),
         num_void=len(requests) - len(timed),
@@ -111,8 +116,7 @@ def request_latency(requests: Sequence[RequestRecord], records: Sequence[Iterati
     )
 
 
-def _iteration_times(record: IterationRecord, spans: Iterable[Span], busy: Sequence[Interval]) -> IterationTimes:
-    inside = [span for span in spans if record.begin_ns <= span.start_ns and span.end_ns <= record.end_ns]
+def _iteration_times(record: IterationRecord, inside: Sequence[Span], busy: Sequence[Interval]) -> IterationTimes:
     waits = merge(_interval(span) for span in inside if span.category is Category.WAIT)
     by_name: dict[str, list[Interval]] = defaultdict(list)
     for span in inside:
@@ -200,13 +204,12 @@ def _blame(spans: Sequence[Span], records: Sequence[IterationRecord]) -> BlameTo
 
 
 def _device_phases(spans: Iterable[Span], timed: Iterable[IterationRecord]) -> tuple[DevicePhase, ...]:
-    record_of = {record.iteration: record for record in timed}
+    index = IterationsByNumber(timed)
     totals: dict[tuple[str, str, str], dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for span in spans:
-        record = record_of.get(span.iteration)
-        if span.category is not Category.DEVICE or record is None or not enqueued_in(span, record):
-            continue
-        totals[span.name, span.lane, batch_kind(span.name, record)][span.iteration] += span.duration_ns
+        record = index.of(span) if span.is_device else None
+        if record is not None:
+            totals[span.name, span.lane, batch_kind(span.name, record)][id(record)] += span.duration_ns
     rows = []
     for name, lane, batch in sorted(totals, key=lambda key: (key[1] != COMPUTE_LANE, _phase_rank(key[0]), key[2])):
         time = Spread.of(totals[name, lane, batch].values())
@@ -219,10 +222,6 @@ def batch_kind(name: str, record: IterationRecord) -> str:
     side = BATCH_OF.get(name)
     batch = record.consumed if side == "consumed" else record.launched if side == "launched" else None
     return "-" if batch is None else batch.kind
-
-
-def enqueued_in(span: Span, record: IterationRecord) -> bool:
-    return span.enqueued_ns is None or record.begin_ns <= span.enqueued_ns <= record.end_ns
 
 
 def _step_by_batch(timed: Sequence[IterationRecord]) -> dict[str, Spread | None]:
@@ -274,12 +273,17 @@ def _wasted_rows(records: Sequence[IterationRecord]) -> WastedRows:
     return WastedRows(by_cause=_by_count(by_cause), total=total, consumed_rows=rows, share=_ratio(total, rows))
 
 
-def meets(request: RequestRecord, void: Sequence[Interval]) -> bool:
-    """Whether a void iteration ran while the request lived."""
-    if not void:
-        return False
-    end_ns = void[-1][1] if request.finished_ns is None else request.finished_ns
-    return bool(intersect([(request.arrival_ns, max(end_ns, request.arrival_ns + 1))], void))
+def disturbed_times(records: Iterable[IterationRecord]) -> list[Interval]:
+    """When iterations ran that voided the times of requests too."""
+    return merge((record.begin_ns, record.end_ns) for record in records if record.is_disturbed)
+
+
+def is_void_request(request: RequestRecord, disturbed: Sequence[Interval]) -> bool:
+    """Whether an iteration that voids its times ran while the request lived."""
+    if request.void_reasons or not disturbed:
+        return bool(request.void_reasons)
+    end_ns = disturbed[-1][1] if request.finished_ns is None else request.finished_ns
+    return bool(intersect([(request.arrival_ns, max(end_ns, request.arrival_ns + 1))], disturbed))
 
 
 def _interval(span: Span) -> Interval:

@@ -5,11 +5,11 @@ A pure function of the records; their order never matters. The parts of a bubble
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tracing.canonical import sorted_iterations
+from tracing.by_number import IterationsByNumber
+from tracing.edges import judged
 from tracing.host_line import HostKind, HostPiece, host_lines, moments
 from tracing.records import COMPUTE_LANE, Category, IterationRecord, Span
 from tracing.windows import bubbles_in, device_union
@@ -100,8 +100,8 @@ class Blame:
 
 def blame_bubbles(spans: Sequence[Span], iterations: Iterable[IterationRecord]) -> Blame:
     """Find the bubbles of measured time and divide each; none where the trace has no device work."""
-    records = sorted_iterations(iterations)
-    compute, ended_by, by_number = device_union(spans), _work_by_start(spans), _records_by_number(records)
+    records = judged(spans, iterations)
+    compute, ended_by, by_number = device_union(spans), _work_by_start(spans), IterationsByNumber(records)
     bubbles: list[Bubble] = []
     rows: list[BlameRow] = []
     for line in host_lines(spans, records):
@@ -130,26 +130,17 @@ def _rank(span: Span) -> tuple[int, int, str, int]:
     return span.noted_ns, span.end_ns, span.name, span.iteration
 
 
-def _records_by_number(records: Iterable[IterationRecord]) -> dict[int, list[IterationRecord]]:
-    by_number: dict[int, list[IterationRecord]] = defaultdict(list)
-    for record in records:
-        by_number[record.iteration].append(record)
-    return by_number
-
-
-def _bubble(index: int, start_ns: int, end_ns: int, work: Span, by_number: dict[int, list[IterationRecord]]) -> Bubble:
-    noted_ns = work.noted_ns
-    # A reset starts the numbers anew: of several records of one number the newest that had begun is meant.
-    begun = [record for record in by_number.get(work.iteration, ()) if record.begin_ns <= noted_ns]
+def _bubble(index: int, start_ns: int, end_ns: int, work: Span, by_number: IterationsByNumber) -> Bubble:
+    record = by_number.of(work)
     return Bubble(
         index=index,
         start_ns=start_ns,
         end_ns=end_ns,
         before=work.name,
         iteration=work.iteration,
-        order=begun[-1].order if begun else UNKNOWN,
-        reason=begun[-1].reason if begun else UNKNOWN,
-        late_ns=min(max(noted_ns, start_ns), end_ns) - start_ns,
+        order=UNKNOWN if record is None else record.order,
+        reason=UNKNOWN if record is None else record.reason,
+        late_ns=min(max(work.noted_ns, start_ns), end_ns) - start_ns,
     )
 
 

@@ -139,7 +139,7 @@ def _write_trace(writer: EventWriter, trace: Trace) -> None:
             _write_span(writer, track, span, stretch, args)
     _write_requests(writer, process, records.requests, _end(trace))
     _write_counters(writer, process, trace)
-    _write_flows(writer, trace_flows(records.spans), tracks)
+    _write_flows(writer, trace_flows(records.spans, records.iterations), tracks)
 
 
 def _write_span(writer: EventWriter, track: Track, span: Span, stretch: Interval, args: SpanArgs) -> None:

@@ -7,8 +7,9 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tracing.by_number import IterationsByNumber
 from tracing.importing import ImportedSpan
-from tracing.records import BATCH_OF, BatchInfo, Category, GraphUse, IterationRecord, RequestRecord, Span
+from tracing.records import BATCH_OF, BatchInfo, GraphUse, IterationRecord, RequestRecord, Span
 
 _SHOWN_REQUESTS = 8
 _IMPORTED = ("domain", "category", "payload", "device", "stream", "correlation", "graph", "bytes")
@@ -23,24 +24,24 @@ class SpanArgs:
     """
 
     def __init__(self, iterations: Iterable[IterationRecord], origin_ns: int) -> None:
-        self._records = {record.iteration: record for record in iterations}
+        self._records = IterationsByNumber(iterations)
         self._origin_ns = origin_ns
         self._heads: dict[int, str] = {}
+        """By the identity of the record."""
 
     def of(self, span: Span) -> str:
         """A JSON object."""
-        record = self._records.get(span.iteration)
-        moment = span.start_ns if span.enqueued_ns is None else span.enqueued_ns
-        if record is None or not record.begin_ns <= moment <= record.end_ns:
+        record = self._records.of(span)
+        if record is None:
             return f'{{"iteration":{span.iteration}{self._timing(span)}}}'  # an abandoned one left it behind
         return f"{self._head(record)}{self._timing(span)}{_work(span, record)}}}"
 
     def _head(self, record: IterationRecord) -> str:
-        head = self._heads.get(record.iteration)
+        head = self._heads.get(id(record))
         if head is None:
             words = {"iteration": record.iteration, "order": record.order, "reason": record.reason}
             void = {"void": list(record.void_reasons)} if record.void_reasons else {}
-            head = self._heads[record.iteration] = json.dumps({**words, **void})[:-1]
+            head = self._heads[id(record)] = json.dumps({**words, **void})[:-1]
         return head
 
     def _timing(self, span: Span) -> str:
@@ -109,10 +110,10 @@ def _json(values: Mapping[str, Any]) -> str:
 
 def _work(span: Span, record: IterationRecord) -> str:
     """Of device work: the batch it belongs to, and how a forward ran."""
-    side = BATCH_OF.get(span.name) if span.category is Category.DEVICE else None
+    side = BATCH_OF.get(span.name) if span.is_device else None
     batch = None if side is None else record.launched if side == "launched" else record.consumed
     text = "" if batch is None else f',"batch":"{batch.kind}","rows":{batch.num_rows}'
-    if span.name == "forward" and span.category is Category.DEVICE and record.graph is not None:
+    if span.name == "forward" and span.is_device and record.graph is not None:
         text += f',"graph":{json.dumps(record.graph.label)}'
     return text
 

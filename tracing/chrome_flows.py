@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from tracing.by_number import IterationsByNumber
 from tracing.importing import DEVICE_KINDS, ImportedKind, ImportedSpan
-from tracing.records import COPY_LANE, Category, Span
+from tracing.records import COPY_LANE, Category, IterationRecord, Span
 
 Record = Span | ImportedSpan
 
@@ -25,16 +26,18 @@ class Flow(NamedTuple):
     target_ns: int
 
 
-def trace_flows(spans: Sequence[Span]) -> Iterator[Flow]:
+def trace_flows(spans: Sequence[Span], iterations: Iterable[IterationRecord] = ()) -> Iterator[Flow]:
     """``launch`` from phases to device work, ``result`` from copies to waits. What cannot be joined has no arrow.
 
     Args:
         spans: By start.
+        iterations: Their records, which tell the iterations of one number apart.
     """
     device = [span for span in spans if span.category is Category.DEVICE and span.enqueued_ns is not None]
     yield from _launches(device, [span for span in spans if span.category in _ON_HOST])
     copies = [span for span in device if span.lane == COPY_LANE]
-    yield from _results(copies, [span for span in spans if span.category is Category.WAIT])
+    waits = [span for span in spans if span.category is Category.WAIT]
+    yield from _results(copies, waits, IterationsByNumber(iterations))
 
 
 def imported_flows(spans: Sequence[ImportedSpan]) -> Iterator[Flow]:
@@ -75,16 +78,20 @@ def _last(spans: Sequence[Span], starts: Sequence[int], at_ns: int) -> Span | No
     return spans[at] if at >= 0 else None
 
 
-def _results(copies: Iterable[Span], waits: Iterable[Span]) -> Iterator[Flow]:
+def _results(copies: Iterable[Span], waits: Iterable[Span], index: IterationsByNumber) -> Iterator[Flow]:
     """To the first wait of the same iteration that began after the copy was enqueued."""
-    by_iteration: dict[int, list[Span]] = defaultdict(list)
+
+    def iteration_of(span: Span) -> tuple[int, int]:
+        return span.iteration, id(index.of(span))  # without a record by its number alone
+
+    by_iteration: dict[tuple[int, int], list[Span]] = defaultdict(list)
     for wait in waits:
-        by_iteration[wait.iteration].append(wait)
+        by_iteration[iteration_of(wait)].append(wait)
     starts = {iteration: [wait.start_ns for wait in members] for iteration, members in by_iteration.items()}
     for copy in copies:
         assert copy.enqueued_ns is not None
-        members = by_iteration.get(copy.iteration, [])
-        at = bisect_left(starts.get(copy.iteration, []), copy.enqueued_ns)
+        members = by_iteration.get(iteration_of(copy), [])
+        at = bisect_left(starts.get(iteration_of(copy), []), copy.enqueued_ns)
         if at < len(members):
             yield from _joined("result", copy, copy.end_ns, members[at])
 

@@ -8,8 +8,11 @@ from functools import partial
 
 from tracing.records import COMPUTE_LANE, PHASES
 from tracing.summary import HostPhase, OrderRow, Spread, Summary
+from tracing.text_table import aligned
 
 NO_SAMPLES = "no samples"
+AROUND_WORK = "launch latency, wake-up and the time between phases"
+"""What the device's idle time holds besides exposed host work; ``docs/metrics.md`` defines each."""
 
 ADMISSION_NOTE = (
     "TTFT and queue delay are longer in async: a request is admitted only after the pending forward is resolved, about "
@@ -94,7 +97,8 @@ def comparison_notes(summaries: Mapping[str, Summary], *, repeats: int = 1) -> l
 def saving_note(summaries: Mapping[str, Summary]) -> str | None:
     """How much overlap can save of the first run's step; None unless that run is legacy and has device times.
 
-    The bound is the device's idle time, not the exposed work alone: overlap also hides the wake-ups around it.
+    The bound is the device's idle time, not the exposed work alone: overlap also hides what lies around that work,
+    which is launch latency, the host's wake-up from a wait, and the time between phases and iterations.
     """
     name, first = next(iter(summaries.items()))
     if not _is_legacy(first) or first.step is None or first.host.exposed_ns is None or first.device.bubble_ns is None:
@@ -103,8 +107,8 @@ def saving_note(summaries: Mapping[str, Summary]) -> str | None:
     exposed_us, idle_us = (total / first.num_timed / 1e3 for total in (first.host.exposed_ns, first.device.bubble_ns))
     exposed, idle = (f"{part:,.0f} µs ({100 * part / step_us:.1f} %)" for part in (exposed_us, idle_us))
     return (
-        f"Of a mean {name} step of {step_us / 1e3:.1f} ms the host exposes {exposed}; with the wake-ups around it the "
-        f"device idles {idle}: more than that overlap cannot save here."
+        f"Of a mean {name} step of {step_us / 1e3:.1f} ms the host exposes {exposed}; with {AROUND_WORK} the device "
+        f"idles {idle}: more than that overlap cannot save here."
     )
 
 
@@ -133,15 +137,15 @@ def format_comparison(summaries: Mapping[str, Summary]) -> str:
         if len(names) > 1:
             line.append("" if row.ratio is None else f"{row.ratio:.2f}x")
         cells.append(line)
-    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
-    lines = [_aligned(head, widths)]
+    top, *rest = aligned(cells)
+    lines = [top]
     section = None
-    for row, line in zip(rows, cells[1:], strict=True):
+    for row, text in zip(rows, rest, strict=True):
         if row.section != section:
             lines += ["", row.section]
             section = row.section
-        lines.append(_aligned(line, widths))
-    lines += ["", "orders and reasons", *_reason_lines(summaries)]
+        lines.append(text)
+    lines += ["", "orders and reasons", *reason_lines(summaries)]
     return "\n".join(lines)
 
 
@@ -156,16 +160,8 @@ def format_value(value: float | None, unit: str) -> str:
     return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.2f}" if abs(value) >= 1 else f"{value:.3f}"
 
 
-def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Name and unit to the left, numbers to the right."""
-    parts = [
-        cell.ljust(width) if column < 2 else cell.rjust(width)
-        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return "  ".join(parts).rstrip()
-
-
-def _reason_lines(summaries: Mapping[str, Summary]) -> list[str]:
+def reason_lines(summaries: Mapping[str, Summary]) -> list[str]:
+    """How often each run took which order, and why; one line an order."""
     lines = []
     for name, summary in summaries.items():
         for order in summary.orders:

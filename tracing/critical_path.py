@@ -9,12 +9,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
+from html import escape
+from typing import Any
 
 from tracing.blame import LAUNCH_LATENCY
-from tracing.canonical import sorted_iterations
 from tracing.device_line import DeviceLine, Limit
+from tracing.edges import judged
 from tracing.host_line import WAKE_UP, HostLine, HostPiece, host_lines
 from tracing.records import HOST_LANE, IterationRecord, Span
 
@@ -61,15 +63,20 @@ class PathShare:
     share: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class CriticalPath:
-    """The chain through one interval."""
+    """The chain through one interval, or through several one after the other."""
 
     start_ns: int
     end_ns: int
     num_iterations: int
     segments: tuple[PathSegment, ...]
-    """Adjoining, from ``start_ns`` to ``end_ns``, in the order of time; none of length zero."""
+    """In the order of time, none of length zero. They adjoin, but between two intervals."""
+
+    @property
+    def time_ns(self) -> int:
+        """Length of the intervals together."""
+        return sum(segment.time_ns for segment in self.segments)
 
     @property
     def shares(self) -> tuple[PathShare, ...]:
@@ -77,7 +84,7 @@ class CriticalPath:
         totals: dict[tuple[str, str], int] = defaultdict(int)
         for segment in self.segments:
             totals[segment.cause, segment.lane] += segment.time_ns
-        whole = self.end_ns - self.start_ns
+        whole = self.time_ns
         found = [
             PathShare(cause=cause, lane=lane, time_ns=time_ns, share=time_ns / whole)
             for (cause, lane), time_ns in totals.items()
@@ -87,17 +94,29 @@ class CriticalPath:
     @property
     def device_share(self) -> float | None:
         """Part of it that is device work, launch latency left out; None for an empty interval."""
-        whole = self.end_ns - self.start_ns
+        whole = self.time_ns
         work = sum(segment.time_ns for segment in self.segments if segment.kind is PathKind.DEVICE)
         return work / whole if whole else None
 
     def __str__(self) -> str:
-        head = f"critical path of {self.num_iterations} iterations, {(self.end_ns - self.start_ns) / 1e6:,.3f} ms"
+        plural = "" if self.num_iterations == 1 else "s"
+        head = f"critical path of {self.num_iterations} iteration{plural}, {self.time_ns / 1e6:,.3f} ms"
         rows = [
             f"  {share.cause:<20} {share.lane:<8} {share.time_ns / 1e3:>12,.1f} µs {100 * share.share:>6.1f} %"
             for share in self.shares
         ]
         return "\n".join([head, *rows])
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Shares and their sum, as plain values for JSON."""
+        shares = [asdict(share) for share in self.shares]
+        return {"num_iterations": self.num_iterations, "time_ns": self.time_ns, "shares": shares}
 
 
 def stretch_paths(spans: Sequence[Span], iterations: Iterable[IterationRecord]) -> tuple[CriticalPath, ...]:
@@ -105,7 +124,18 @@ def stretch_paths(spans: Sequence[Span], iterations: Iterable[IterationRecord]) 
     device = DeviceLine(spans)
     return tuple(
         _path(line, device, line.records[0].begin_ns, line.records[-1].end_ns, len(line.records))
-        for line in host_lines(spans, sorted_iterations(iterations))
+        for line in host_lines(spans, judged(spans, iterations))
+    )
+
+
+def whole_path(spans: Sequence[Span], iterations: Iterable[IterationRecord]) -> CriticalPath:
+    """The paths of all measured stretches, one after the other; empty where nothing was measured."""
+    paths = stretch_paths(spans, iterations)
+    return CriticalPath(
+        start_ns=min((path.start_ns for path in paths), default=0),
+        end_ns=max((path.end_ns for path in paths), default=0),
+        num_iterations=sum(path.num_iterations for path in paths),
+        segments=tuple(segment for path in paths for segment in path.segments),
     )
 
 
@@ -116,7 +146,7 @@ def iteration_path(spans: Sequence[Span], iterations: Iterable[IterationRecord],
         ValueError: there is no timed iteration of that number.
     """
     device = DeviceLine(spans)
-    for line in host_lines(spans, sorted_iterations(iterations)):
+    for line in host_lines(spans, judged(spans, iterations)):
         for record in line.records:
             if record.iteration == iteration:
                 return _path(line, device, record.begin_ns, record.end_ns, 1)

@@ -12,6 +12,18 @@ import pyarrow as pa
 from tracing import schemas
 from tracing.records import BatchInfo, Category, GraphUse, IterationRecord, RequestRecord, Span
 
+_DERIVED = frozenset(
+    {
+        *("duration_ns", "host_ns", "wait_ns", "other_ns", "hidden_ns", "exposed_ns", "busy_ns", "is_void"),
+        *("consumed_kind", "launched_kind"),
+        *("queue_delay_ns", "ttft_ns", "tpot_ns", "e2e_ns"),
+    }
+)
+"""Columns that follow from others: a table without them is read all the same."""
+
+_ADDED: dict[str, Any] = {"num_device": None, "void_reasons": []}
+"""Columns that runs of earlier versions lack, and what stands for them: ``void_reasons`` of requests."""
+
 
 class TableError(ValueError):
     """A table is not one of ours; the message names the column at fault."""
@@ -55,9 +67,9 @@ def iterations_of(table: pa.Table) -> list[IterationRecord]:
     Raises:
         TableError: as for :func:`spans_of`.
     """
-    columns = _columns(table, schemas.ITERATIONS)
+    columns = _columns(_completed(table, schemas.ITERATIONS, "num_device"), schemas.ITERATIONS)
     plain = "iteration mode order reason begin_ns end_ns outputs new_tokens"
-    counts = "rows_released rows_moved free_blocks num_waiting num_active"
+    counts = "rows_released rows_moved free_blocks num_waiting num_active num_device"
     names = f"{plain} {counts}".split()
     found = zip(
         _zipped(columns, f"{plain} {counts}"),
@@ -87,13 +99,19 @@ def requests_of(table: pa.Table) -> list[RequestRecord]:
     Raises:
         TableError: as for :func:`spans_of`.
     """
-    columns = _columns(table, schemas.REQUESTS)
+    columns = _columns(_completed(table, schemas.REQUESTS, "void_reasons"), schemas.REQUESTS)
     names = (
         "request_id arrival_ns admitted_ns first_token_ns finished_ns num_prompt_tokens num_output_tokens finish_reason"
     )
     return [
-        RequestRecord(**dict(zip(names.split(), values, strict=True)), token_times_ns=tuple(token_times))
-        for values, token_times in zip(_zipped(columns, names), columns["token_times_ns"], strict=True)
+        RequestRecord(
+            **dict(zip(names.split(), values, strict=True)),
+            token_times_ns=tuple(token_times),
+            void_reasons=tuple(void_reasons),
+        )
+        for values, token_times, void_reasons in zip(
+            _zipped(columns, names), columns["token_times_ns"], columns["void_reasons"], strict=True
+        )
     ]
 
 
@@ -107,6 +125,7 @@ READERS: dict[str, Callable[[pa.Table], list[Any]]] = {
 
 def _batches(columns: dict[str, list[Any]], side: str) -> list[BatchInfo | None]:
     names = ("iteration", "num_tokens", "num_prefill", "num_decode", "request_ids")
+    _together(columns, f"{side}_iteration", [f"{side}_{name}" for name in names[1:]])
     return [
         None
         if iteration is None
@@ -124,6 +143,8 @@ def _batches(columns: dict[str, list[Any]], side: str) -> list[BatchInfo | None]
 
 
 def _graphs(columns: dict[str, list[Any]]) -> list[GraphUse | None]:
+    _together(columns, "graph_label", ["graph_hit", "graph_padding_tokens"])
+    _together(columns, "graph_num_tokens", ["graph_num_prefill", "graph_num_decode"])
     return [
         None
         if label is None
@@ -142,12 +163,29 @@ def _graphs(columns: dict[str, list[Any]]) -> list[GraphUse | None]:
     ]
 
 
+def _together(columns: dict[str, list[Any]], leader: str, names: list[str]) -> None:
+    """A value in ``leader`` needs one in each of ``names``."""
+    for name in names:
+        for row, (lead, value) in enumerate(zip(columns[leader], columns[name], strict=True)):
+            if lead is not None and value is None:
+                raise TableError(f"column {name} holds a null in row {row}, where {leader} holds {lead!r}")
+
+
 def _zipped(columns: dict[str, list[Any]], names: str) -> zip[tuple[Any, ...]]:
     return zip(*(columns[name] for name in names.split()), strict=True)
 
 
+def _completed(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
+    """With a column that earlier versions did not write."""
+    if name in table.column_names:
+        return table
+    field = schema.field(name)
+    return table.append_column(field, pa.array([_ADDED[name]] * table.num_rows, type=field.type))
+
+
 def _columns(table: pa.Table, schema: pa.Schema) -> dict[str, list[Any]]:
-    for field in schema:
+    wanted = [field for field in schema if field.name not in _DERIVED]
+    for field in wanted:
         if field.name not in table.column_names:
             raise TableError(f"column {field.name} is missing")
         column = table.column(field.name)
@@ -155,7 +193,11 @@ def _columns(table: pa.Table, schema: pa.Schema) -> dict[str, list[Any]]:
             raise TableError(f"column {field.name} must be {field.type}, is {column.type}")
         if column.null_count and not field.nullable:
             raise TableError(f"column {field.name} must hold no nulls, has {column.null_count}")
-    return {name: _values(table.column(name)) for name in schema.names}
+        try:
+            column.validate(full=True)  # indices, offsets and text that a damaged file leaves out of bounds
+        except pa.ArrowInvalid as error:
+            raise TableError(f"column {field.name} is damaged: {error}") from error
+    return {field.name: _values(table.column(field.name)) for field in wanted}
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:

@@ -8,7 +8,10 @@ from enum import Enum
 
 
 class TraceImportError(ValueError):
-    """A file is not the trace it should be, or is damaged; the message names it and says what is wrong."""
+    """A file is not the trace it should be, or is damaged; the message names it and says in one line what is wrong."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(message.split()))  # what a library says, and is told here, may have several lines
 
 
 class ImportedKind(Enum):

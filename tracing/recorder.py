@@ -6,8 +6,9 @@ entered when it is enqueued, and its times are read when they have long been kno
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter_ns
 from types import TracebackType
@@ -20,6 +21,7 @@ from tracing.nvtx_ranges import CAPTURE, CATEGORY_OF_DETAIL, SESSION_SHIFT, NoRa
 from tracing.records import (
     HOST_LANE,
     NO_ITERATION,
+    TRACE_EDGE,
     BatchInfo,
     Category,
     DeviceTiming,
@@ -137,7 +139,7 @@ class Recorder:
             raise ValueError(f"capacity must be at least 1 span, got {capacity}")
         if not 0 <= session_id < 1 << 23:
             raise ValueError(f"session_id must be in [0, 2**23) to fit the NVTX payload, got {session_id}")
-        self.enabled = enabled
+        self._enabled = enabled
         self.session_id = session_id
         self.num_abandoned = 0
         """Iterations begun and given up since the last clear."""
@@ -158,9 +160,26 @@ class Recorder:
         self._unread: deque[int] = deque()
         self._iteration = NO_ITERATION
         self._payload = session_id << SESSION_SHIFT
+        self._num_device = 0
+        self._is_partial = False
+        """Something of the open iteration, or of the one before it, was not recorded."""
         self._open: tuple[int, str, str, str, int] | None = None
         self._range: Any = None
         self._iterations: deque[IterationRecord] = deque(maxlen=capacity)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is recorded; may be set at any time.
+
+        An iteration in which it was set, or before which one ran unrecorded, is void: ``trace_edge``.
+        """
+        return self._enabled
+
+    @enabled.setter
+    def enabled(self, enabled: bool) -> None:
+        if enabled != self._enabled and self._open is not None:
+            self._is_partial = True
+        self._enabled = enabled
 
     @property
     def lost_spans(self) -> int:
@@ -178,7 +197,8 @@ class Recorder:
         Raises:
             RuntimeError: the one before is still open.
         """
-        if not self.enabled:
+        if not self._enabled:
+            self._is_partial = True
             return
         if self._open is not None:
             raise RuntimeError(
@@ -191,6 +211,7 @@ class Recorder:
         attributes = self._attributes_of(order, "iteration")
         if attributes is not None:
             self._range = self._sink.start(attributes, self._payload)
+        self._num_device = 0
         self._open = (iteration, order, reason, mode, perf_counter_ns())
 
     def end_iteration(
@@ -217,6 +238,8 @@ class Recorder:
             return
         end_ns = perf_counter_ns()
         iteration, order, reason, mode, begin_ns = self._open
+        if self._is_partial:
+            void_reasons = tuple(sorted({*void_reasons, TRACE_EDGE}))
         self._close_iteration()
         self._drop_incomplete()
         self._iterations.append(
@@ -239,6 +262,7 @@ class Recorder:
                 free_blocks=free_blocks,
                 num_waiting=num_waiting,
                 num_active=num_active,
+                num_device=self._num_device,
             )
         )
 
@@ -255,13 +279,13 @@ class Recorder:
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """A host span. At depth 0 it is a phase, inside another span a detail of it. It must not cross a yield."""
-        if not self.enabled:
+        if not self._enabled:
             return _OFF
         return self._host_spans.get(name) or self._new_host_span(name)
 
     def wait(self, name: str) -> AbstractContextManager[None]:
         """A host span in which the host is blocked on a device event."""
-        if not self.enabled:
+        if not self._enabled:
             return _OFF
         return self._waits.get(name) or self._new_wait(name)
 
@@ -274,7 +298,7 @@ class Recorder:
             iteration: The iteration that enqueued it.
             timing: Kept until it has been read.
         """
-        if not self.enabled:
+        if not self._enabled:
             return
         slot = self._moment(name, _DEVICE, timing)
         columns = self._columns
@@ -282,10 +306,11 @@ class Recorder:
         columns.iteration[slot] = iteration
         columns.enqueued[slot] = columns.start[slot]
         self._unread.append(self._count - 1)
+        self._num_device += iteration == self._iteration
 
     def instant(self, name: str, **args: Any) -> None:
         """Note a moment; emitted as an NVTX mark."""
-        if not self.enabled:
+        if not self._enabled:
             return
         self._moment(name, _INSTANT, args)
         attributes = self._attributes_of(name, "instant")
@@ -294,7 +319,7 @@ class Recorder:
 
     def counter(self, name: str, value: float) -> None:
         """Note a number at a moment."""
-        if self.enabled:
+        if self._enabled:
             self._moment(name, _COUNTER, value)
 
     def capture(self) -> CaptureRange:
@@ -318,10 +343,20 @@ class Recorder:
         first = max(0, self._count - self._capacity)
         kept = range(first if newest is None else max(first, self._count - newest), self._count)
         unread = set(self._unread)
-        spans = [self._span(number % self._capacity) for number in kept if number not in unread]
-        # Outer spans first where starts are equal: they end later and lie less deep.
-        spans.sort(key=lambda span: (span.start_ns, -span.end_ns, span.depth))
-        return spans
+        return _by_start(self._span(number % self._capacity) for number in kept if number not in unread)
+
+    def spans_recorded(self, begin_ns: int, end_ns: int) -> list[Span]:
+        """The spans recorded in a stretch of time, both ends included, sorted by start.
+
+        Host spans are recorded when they end, device work when it is enqueued. A look costs what it finds, however
+        long the trace is; device work whose times are not known yet is left out, as in :meth:`spans`.
+        """
+        self._read_finished()
+        kept = range(max(0, self._count - self._capacity), self._count)
+        first = bisect_left(kept, begin_ns, key=lambda number: self._recorded_ns(number % self._capacity))
+        last = bisect_right(kept, end_ns, key=lambda number: self._recorded_ns(number % self._capacity))
+        unread = set(self._unread)
+        return _by_start(self._span(number % self._capacity) for number in kept[first:last] if number not in unread)
 
     def running(self) -> list[UnfinishedWork]:
         """Device work that has not ended, in the order it was enqueued; asks the device and waits for nothing.
@@ -342,12 +377,19 @@ class Recorder:
         ]
 
     def iterations(self) -> list[IterationRecord]:
-        """Records of the iterations of which no span was lost, oldest first."""
+        """Records of the iterations of which no span was lost, oldest first.
+
+        Device work beside the newest may not have ended: :func:`tracing.edges.judged` says which of them that concerns.
+        """
         self._drop_incomplete()
         return list(self._iterations)
 
     def clear(self) -> None:
-        """Forget everything recorded. An open iteration stays open; device work in flight is forgotten too."""
+        """Forget everything recorded. An open iteration stays open; device work in flight is forgotten too.
+
+        So an open iteration becomes void, and the one that consumes a forgotten forward: ``trace_edge``.
+        """
+        self._is_partial |= self._open is not None
         self._columns.extra = [None] * self._capacity
         self._count = 0
         self._unread.clear()
@@ -359,6 +401,7 @@ class Recorder:
             self._sink.end(self._range)
         self._range = None
         self._open = None
+        self._is_partial = not self._enabled
         self._iteration = NO_ITERATION
         self._payload = self.session_id << SESSION_SHIFT
 
@@ -462,3 +505,8 @@ class Recorder:
             value=float(extra) if category is Category.COUNTER else None,
             args=extra if category is Category.INSTANT else {},
         )
+
+
+def _by_start(spans: Iterable[Span]) -> list[Span]:
+    """Outer spans first where starts are equal: they end later and lie less deep."""
+    return sorted(spans, key=lambda span: (span.start_ns, -span.end_ns, span.depth))

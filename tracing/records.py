@@ -49,6 +49,12 @@ PHASE_COLOURS: dict[str, str] = {
 NO_ITERATION = -1
 """Iteration number of a record made while no iteration was open."""
 
+TRACE_EDGE = "trace_edge"
+"""Void reason: device work that ran beside the iteration is not in the trace, or not all of the iteration is.
+
+It says nothing against the times of requests, which are the host's alone.
+"""
+
 HOST_LANE = "host"
 COMPUTE_LANE = "compute"
 COPY_LANE = "copy"
@@ -87,6 +93,11 @@ class Span:
     """Counters only."""
     args: Mapping[str, Any] = field(default_factory=dict)
     """Instants only."""
+
+    @property
+    def is_device(self) -> bool:
+        """Whether a device did it."""
+        return self.category is Category.DEVICE
 
     @property
     def duration_ns(self) -> int:
@@ -207,13 +218,18 @@ class IterationRecord:
     rows_moved: int = 0
     """Rows that changed place to fill holes."""
     void_reasons: tuple[str, ...] = ()
-    """Why its times mean nothing: hand_stepped, debugger, device_read, invariants. Empty: they count."""
+    """Why its times mean nothing; empty: they count.
+
+    hand_stepped, debugger, device_read, invariants, inline_device, changes_recorded, event_loop or trace_edge.
+    """
     free_blocks: int = 0
     """KV blocks free at its end."""
     num_waiting: int = 0
     """Queued requests at its end."""
     num_active: int = 0
     """Requests with a row at its end."""
+    num_device: int | None = None
+    """Pieces of device work noted in it, whether their times became known or not; None: it does not say."""
 
     @property
     def duration_ns(self) -> int:
@@ -224,6 +240,11 @@ class IterationRecord:
     def is_void(self) -> bool:
         """Whether timing statistics leave it out."""
         return bool(self.void_reasons)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether it also took longer than it would have, so that requests which lived through it are left out."""
+        return any(reason != TRACE_EDGE for reason in self.void_reasons)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,3 +265,5 @@ class RequestRecord:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     finish_reason: str | None = None
+    void_reasons: tuple[str, ...] = ()
+    """Why its times mean nothing: of the void iterations it lived through, whether their records are left or not."""

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from tracing.trace import Trace
 
 FORMAT = "inference-workbench run"
+REMEDY = "take the whole folder from where it was copied, or make the run again"
 VERSION = 1
 """Raised when an older reader would misunderstand the files; columns and keys that are added do not raise it."""
 
-_CONFIG, _OUTPUTS = "config.json", "outputs.json"
+_CONFIG, OUTPUTS = "config.json", "outputs.json"
 _TABLES = ("spans", "iterations", "requests")
-_FILES = frozenset({_CONFIG, _OUTPUTS, *(f"{name}.parquet" for name in _TABLES)})
+_FILES = frozenset({_CONFIG, OUTPUTS, *(f"{name}.parquet" for name in _TABLES)})
 _KINDS: dict[str, tuple[type, ...]] = {
     "name": (str,),
     "rank": (int,),
@@ -33,6 +34,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 """Fields of a trace that stand in ``config.json`` under their own names."""
 _MISSING = object()
+_DEEPEST = 64
+"""Nesting of JSON; what is read here is 5 deep, and Python's own functions give up at some hundreds."""
 
 
 class RunFolderError(ValueError):
@@ -103,10 +106,10 @@ def read_run(folder: str | Path) -> Trace:
     if not source.is_dir():
         raise RunFolderError(f"{source} is no run: there is no such folder")
     head = _read_head(source / _CONFIG)
-    records = {name: _read_records(source / f"{name}.parquet", name, head["rows"].get(name)) for name in _TABLES}
-    outputs = _read_json(source / _OUTPUTS) if (source / _OUTPUTS).exists() else []
+    records = {name: _read_records(source / f"{name}.parquet", name, head["rows"][name]) for name in _TABLES}
+    outputs = _read_json(source / OUTPUTS) if (source / OUTPUTS).exists() else []
     if not isinstance(outputs, list) or not all(isinstance(output, dict) for output in outputs):
-        raise RunFolderError(f"{source / _OUTPUTS} is damaged: it holds no list of outputs")
+        raise _damaged(source / OUTPUTS, "it holds no list of outputs")
     return Trace(records=Records(**records), outputs=outputs, **{name: head[name] for name in _KINDS})
 
 
@@ -115,7 +118,7 @@ def _write_files(trace: Trace, folder: Path) -> None:
 
     tables = {name: getattr(trace, name) for name in _TABLES}
     for name, table in tables.items():
-        parquet.write_table(table, folder / f"{name}.parquet", compression="zstd")
+        parquet.write_table(table, folder / f"{name}.parquet", compression="zstd", write_page_checksum=True)
     head = {
         "format": FORMAT,
         "version": VERSION,
@@ -124,7 +127,7 @@ def _write_files(trace: Trace, folder: Path) -> None:
     }
     _write_json(folder / _CONFIG, head)
     if trace.outputs:
-        _write_json(folder / _OUTPUTS, list(trace.outputs))
+        _write_json(folder / OUTPUTS, list(trace.outputs))
 
 
 def _write_json(path: Path, value: Any) -> None:
@@ -155,42 +158,70 @@ def _is_run(folder: Path) -> bool:
 def _read_head(path: Path) -> dict[str, Any]:
     head = _read_json(path)
     if not isinstance(head, dict) or head.get("format") != FORMAT:
-        raise RunFolderError(f"{path} is not the head of a run: format is not {FORMAT!r}")
+        raise RunFolderError(f"{path} is not the head of a run: format is not {FORMAT!r}; {REMEDY}")
     version = head.get("version")
     if not isinstance(version, int) or version < 1:
-        raise RunFolderError(f"{path} is damaged: version is {version!r}")
+        raise _damaged(path, f"version is {version!r}")
     if version > VERSION:
         raise RunFolderError(f"{path} has format version {version}; this workbench reads up to {VERSION}: update it")
     for name, kinds in {**_KINDS, "rows": (dict,)}.items():
         if not isinstance(head.get(name, _MISSING), kinds):
-            raise RunFolderError(f"{path} is damaged: {name} is missing or of another kind")
+            raise _damaged(path, f"{name} is missing or of another kind")
+    for name in _TABLES:
+        if not isinstance(head["rows"].get(name), int):
+            raise _damaged(path, f"rows does not say how many {name} has")
     return head
 
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RunFolderError(f"{path} is missing; it is part of every run") from None
+        raise RunFolderError(f"{path} is missing; it is part of every run: {REMEDY}") from None
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read: {error.strerror or error}") from error
+    except RecursionError:
+        raise _damaged(path, "it is nested too deeply") from None
     except ValueError as error:  # also bytes that are no UTF-8
-        raise RunFolderError(f"{path} is damaged: {_one_line(error)}") from error
+        raise _damaged(path, _one_line(error)) from error
+    if _is_deeper(value, _DEEPEST):
+        raise _damaged(path, "it is nested too deeply")
+    return value
 
 
-def _read_records(path: Path, name: str, num_rows: object) -> list[Any]:
+def _is_deeper(value: Any, most: int) -> bool:
+    layer = [value]
+    for _ in range(most):
+        layer = [
+            inner
+            for outer in layer
+            if isinstance(outer, (dict, list))
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(layer)
+
+
+def _damaged(path: Path, why: str) -> RunFolderError:
+    return RunFolderError(f"{path} is damaged: {why}; {REMEDY}")
+
+
+def _read_records(path: Path, name: str, num_rows: int) -> list[Any]:
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
     from tracing.from_tables import READERS
 
     try:
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
             records = READERS[name](file.read())
     except FileNotFoundError:
-        raise RunFolderError(f"{path} is missing; it is part of every run") from None
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise RunFolderError(f"{path} is damaged, or not of a run: {_one_line(error)}") from error
+        raise RunFolderError(f"{path} is missing; it is part of every run: {REMEDY}") from None
+    except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        raise RunFolderError(f"{path} is damaged, or not of a run: {_one_line(error)}; {REMEDY}") from error
     if len(records) != num_rows:
-        raise RunFolderError(f"{path} holds {len(records)} rows where {_CONFIG} says {num_rows}: not of one run")
+        raise RunFolderError(
+            f"{path} holds {len(records)} rows where {_CONFIG} says {num_rows}: not of one run; {REMEDY}"
+        )
     return records
 
 

@@ -68,6 +68,7 @@ ITERATIONS = pa.schema(
         pa.field("graph_miss_reason", WORD),
         *_maybe("graph_padding_tokens"),
         *_whole("rows_released", "rows_moved", "free_blocks", "num_waiting", "num_active"),
+        *_maybe("num_device"),
     ]
 )
 REQUESTS = pa.schema(
@@ -82,6 +83,7 @@ REQUESTS = pa.schema(
         pa.field("tpot_ns", pa.float64()),
         *_maybe("e2e_ns"),
         _required("is_void", pa.bool_()),
+        _required("void_reasons", NAMES),
     ]
 )
 PHASES = pa.schema(

@@ -13,10 +13,12 @@ from typing import Any
 import pyarrow as pa
 
 from tracing import schemas
-from tracing.analysis import batch_kind, enqueued_in, iteration_table, meets
+from tracing.analysis import batch_kind, disturbed_times, is_void_request, iteration_table
 from tracing.blame import blame_bubbles
-from tracing.canonical import sorted_iterations, sorted_requests, sorted_spans
-from tracing.intervals import Interval, merge
+from tracing.by_number import IterationsByNumber
+from tracing.canonical import sorted_requests, sorted_spans
+from tracing.edges import judged
+from tracing.intervals import Interval
 from tracing.records import COMPUTE_LANE, BatchInfo, Category, IterationRecord, RequestRecord, Span
 
 
@@ -48,15 +50,16 @@ def spans_table(spans: Iterable[Span]) -> pa.Table:
 
 def iterations_table(spans: Sequence[Span], iterations: Iterable[IterationRecord]) -> pa.Table:
     """Every iteration, by begin: the record with its batches and graph spread out, and where its wall time went."""
-    rows = sorted_iterations(iterations)
+    rows = judged(spans, iterations)
     times = iteration_table(spans, rows)
     has_device = _has_device(spans)
     plain = ("iteration", "mode", "order", "reason", "begin_ns", "end_ns", "duration_ns", "is_void")
-    counts = ("outputs", "new_tokens", "rows_released", "rows_moved", "free_blocks", "num_waiting", "num_active")
+    made = ("outputs", "new_tokens", "rows_released", "rows_moved", "num_device")
+    left = ("free_blocks", "num_waiting", "num_active")
     return _table(
         schemas.ITERATIONS,
         {
-            **{name: [getattr(row, name) for row in rows] for name in (*plain, *counts)},
+            **{name: [getattr(row, name) for row in rows] for name in (*plain, *made, *left)},
             **{name: [getattr(time, name) for time in times] for name in ("host_ns", "wait_ns", "other_ns")},
             **{
                 name: [getattr(time, name) if has_device else None for time in times]
@@ -74,7 +77,7 @@ def iterations_table(spans: Sequence[Span], iterations: Iterable[IterationRecord
 def requests_table(requests: Iterable[RequestRecord], iterations: Iterable[IterationRecord] = ()) -> pa.Table:
     """Every request, by arrival: the record, and the times its caller felt."""
     rows = sorted_requests(requests)
-    void = merge((record.begin_ns, record.end_ns) for record in iterations if record.is_void)
+    disturbed = disturbed_times(iterations)
     kept = ("request_id", "arrival_ns", "admitted_ns", "first_token_ns", "finished_ns", "token_times_ns")
     counts = ("num_prompt_tokens", "num_output_tokens", "finish_reason")
     return _table(
@@ -85,24 +88,21 @@ def requests_table(requests: Iterable[RequestRecord], iterations: Iterable[Itera
             "ttft_ns": [_between(row.arrival_ns, row.first_token_ns) for row in rows],
             "tpot_ns": [_tpot(row) for row in rows],
             "e2e_ns": [_between(row.arrival_ns, row.finished_ns) for row in rows],
-            "is_void": [meets(row, void) for row in rows],
+            "is_void": [is_void_request(row, disturbed) for row in rows],
+            "void_reasons": [row.void_reasons for row in rows],
         },
     )
 
 
 def phases_table(spans: Sequence[Span], iterations: Iterable[IterationRecord]) -> pa.Table:
     """One row a phase of an iteration, by start. Phases of abandoned iterations are in no row."""
-    records = sorted_iterations(iterations)
+    records = judged(spans, iterations)
     has_device = _has_device(spans)
-    extents = _phase_extents(spans)
+    extents = _phase_extents(spans, IterationsByNumber(records))
     rows: list[dict[str, Any]] = []
     for record, times in zip(records, iteration_table(spans, records), strict=True):
         for name, part in times.phases.items():
-            inside = [
-                (start, end)
-                for start, end in extents[record.iteration, name]
-                if record.begin_ns <= start and end <= record.end_ns
-            ]
+            inside = extents[id(record), name]
             rows.append(
                 {
                     "iteration": record.iteration,
@@ -151,16 +151,14 @@ def blame_table(spans: Sequence[Span], iterations: Iterable[IterationRecord]) ->
     )
 
 
-def device_table(spans: Iterable[Span], iterations: Iterable[IterationRecord]) -> pa.Table:
+def device_table(spans: Sequence[Span], iterations: Iterable[IterationRecord]) -> pa.Table:
     """One row a piece of device work, by start."""
-    record_of = {record.iteration: record for record in iterations}
+    index = IterationsByNumber(judged(spans, iterations))
     rows: list[dict[str, Any]] = []
     for span in spans:
-        if span.category is not Category.DEVICE:
+        if not span.is_device:
             continue
-        record = record_of.get(span.iteration)
-        if record is not None and not enqueued_in(span, record):
-            record = None  # an abandoned iteration had the number before
+        record = index.of(span)
         rows.append(
             {
                 "iteration": span.iteration,
@@ -197,12 +195,12 @@ def _graph_columns(rows: Sequence[IterationRecord]) -> dict[str, list[Any]]:
     }
 
 
-def _phase_extents(spans: Iterable[Span]) -> Mapping[tuple[int, str], list[Interval]]:
-    """The spans of each phase of each iteration number."""
+def _phase_extents(spans: Iterable[Span], index: IterationsByNumber) -> Mapping[tuple[int, str], list[Interval]]:
+    """The spans of each phase of each iteration, by the identity of its record."""
     extents: dict[tuple[int, str], list[Interval]] = defaultdict(list)
     for span in spans:
-        if span.category is Category.PHASE:
-            extents[span.iteration, span.name].append((span.start_ns, span.end_ns))
+        if span.category is Category.PHASE and (record := index.of(span)) is not None:
+            extents[id(record), span.name].append((span.start_ns, span.end_ns))
     return extents
 
 

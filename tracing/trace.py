@@ -8,12 +8,16 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tracing.analysis import summarise
-from tracing.canonical import sorted_iterations, sorted_requests, sorted_spans
+from tracing.canonical import sorted_requests, sorted_spans
+from tracing.edges import judged
 from tracing.records import IterationRecord, RequestRecord, Span
 from tracing.summary import Summary
 
-if TYPE_CHECKING:  # pyarrow is imported where a table is made, so that recording does not need it
-    import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa  # imported where a table is made, so that recording does not need it
+
+    from tracing.critical_path import CriticalPath
+    from tracing.what_if import WhatIf
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -23,13 +27,13 @@ class Records:
     spans: Sequence[Span] = ()
     """By start."""
     iterations: Sequence[IterationRecord] = ()
-    """By begin."""
+    """By begin; void where device work is missing from ``spans`` (:mod:`tracing.edges`)."""
     requests: Sequence[RequestRecord] = ()
     """By arrival."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "spans", sorted_spans(self.spans))
-        object.__setattr__(self, "iterations", sorted_iterations(self.iterations))
+        object.__setattr__(self, "iterations", judged(self.spans, self.iterations))
         object.__setattr__(self, "requests", sorted_requests(self.requests))
 
     def __repr__(self) -> str:
@@ -119,6 +123,35 @@ class Trace:
         from tracing.tables import blame_table
 
         return blame_table(self.records.spans, self.records.iterations)
+
+    def critical_path(self, iteration: int | None = None) -> CriticalPath:
+        """What determined the time of the run, or of one iteration: the chain of work that ends last.
+
+        Args:
+            iteration: Its number; None: all that was measured.
+
+        Raises:
+            ValueError: there is no timed iteration of that number.
+        """
+        from tracing.critical_path import iteration_path, whole_path
+
+        spans, iterations = self.records.spans, self.records.iterations
+        return whole_path(spans, iterations) if iteration is None else iteration_path(spans, iterations, iteration)
+
+    def what_if(self, *, scale: Mapping[str, float] | None = None, add_us: Mapping[str, float] | None = None) -> WhatIf:
+        """Step times if some work took another time; :func:`tracing.what_if.what_if` has the names and the rules.
+
+        Args:
+            scale: By name, how many times as long: ``{"resolve": 0.5}``.
+            add_us: By name, how many microseconds longer; shorter where it is negative.
+
+        Raises:
+            ValueError: a name is unknown, ambiguous or a wait, or a factor is negative.
+        """
+        from tracing.what_if import what_if
+
+        add_ns = {name: round(us * 1e3) for name, us in (add_us or {}).items()}
+        return what_if(self.records.spans, self.records.iterations, scale=scale, add_ns=add_ns)
 
     def __repr__(self) -> str:
         return f"<Trace {self.name}: {len(self.records.iterations):,} iterations, {len(self.records.spans):,} spans>"

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from html import escape
 from itertools import chain
+from typing import Any
 
 from tracing.blame import LAUNCH_LATENCY
-from tracing.canonical import sorted_iterations
 from tracing.device_line import DeviceLine
+from tracing.edges import judged
 from tracing.host_line import WAKE_UP, HostKind, HostLine, host_lines
 from tracing.intervals import Interval
 from tracing.records import IterationRecord, Span
@@ -32,7 +34,7 @@ class OrderWhatIf:
     after: Spread
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class WhatIf:
     """Recorded and predicted times over the measured stretches; step times and lengths in nanoseconds."""
 
@@ -52,6 +54,16 @@ class WhatIf:
     """Most frequent first."""
     residual_ns: int
     """How far the replay with nothing changed is off the records: the largest error of any begin or end."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**asdict(self), "makespan_ratio": self.makespan_ratio}
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(str(self))}</pre>"
 
     @property
     def makespan_ratio(self) -> float | None:
@@ -101,7 +113,7 @@ def what_if(
         raise ValueError(
             "spans must say when device work was enqueued; some of these do not, so nothing can be replayed"
         )
-    lines = host_lines(spans, sorted_iterations(iterations))
+    lines = host_lines(spans, judged(spans, iterations))
     changes = _changes(scale, add_ns, device, lines)
     delays = Delays(device, lines)
     stretches = [Stretch(line, device, delays) for line in lines]

@@ -200,6 +200,7 @@ class RequestBook:
             num_prompt_tokens=len(request.prompt_ids),
             num_output_tokens=len(request.output_ids),
             finish_reason=None if output is None else output.finish_reason,
+            void_reasons=tuple(sorted(request.void_reasons)),
         )
 
     def clear(self) -> None:

@@ -9,10 +9,9 @@ from itertools import chain
 
 from tracing.intervals import Interval, intersect, subtract
 from tracing.records import COMPUTE_LANE, COPY_LANE, HOST_LANE, PHASE_COLOURS, Category, Span
-from tracing.windows import host_work
 from workbench.bars import IDLE_FILL, WAIT_FILL, Bar, Look, Scale, duration_text, lanes_html, legend_html
 from workbench.report import RunView
-from workbench.report_border import Border, BorderInput, find_borders
+from workbench.report_border import Border, border_input, find_borders, why_no_border
 from workbench.report_data import initial_views
 
 _HIDDEN, _EXPOSED = "#0F9D6B", "#D9485F"
@@ -29,11 +28,11 @@ class StepBorders:
 
     runs: tuple[RunView, ...]
     borders: tuple[Border | None, ...]
-    """One a run; None where it has no two forwards with host work between them."""
+    """One a run; None where it has no two forwards with host work between them, or only in void iterations."""
 
     def __str__(self) -> str:
         lines = zip(self.runs, self.borders, strict=True)
-        return "\n".join(f"{run.name}: {_sentence(border)}" for run, border in lines)
+        return "\n".join(f"{run.name}: {_sentence(run, border)}" for run, border in lines)
 
     def __repr__(self) -> str:
         return str(self)
@@ -53,16 +52,13 @@ def step_borders(runs: Sequence[RunView]) -> StepBorders:
     if not runs:
         raise ValueError("runs must be at least one run, got none; session.run_view(name) makes one")
     views = initial_views([run.iterations for run in runs])
-    traces = [
-        BorderInput(spans=run.spans, work=host_work(run.spans), steady=view.stretch)
-        for run, view in zip(runs, views, strict=True)
-    ]
+    traces = [border_input(run.spans, run.iterations, view.stretch) for run, view in zip(runs, views, strict=True)]
     found = find_borders(traces)
     return StepBorders(tuple(runs), tuple(found))
 
 
-def _sentence(border: Border | None) -> str:
-    return "no two forwards with host work between them" if border is None else border.text
+def _sentence(run: RunView, border: Border | None) -> str:
+    return why_no_border(border_input(run.spans, run.iterations, None)) if border is None else border.text
 
 
 def _extent(border: Border) -> int:
@@ -74,7 +70,7 @@ def _panel(run: RunView, border: Border | None, extent: int) -> str:
     colour = _HIDDEN if border is not None and border.is_hidden else _EXPOSED
     head = (
         f"<div style='margin-top:8px'><b>{escape(run.name)}</b> "
-        f"<b style='color:{colour};margin-left:12px'>{escape(_sentence(border))}</b></div>"
+        f"<b style='color:{colour};margin-left:12px'>{escape(_sentence(run, border))}</b></div>"
     )
     if border is None:
         return head

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import EngineError
+from tracing.importing import TraceImportError
 from tracing.run_folder import RunFolderError
 from workbench.export import add_export_parser
 from workbench.options import OneLineParser, UsageError, did_you_mean
@@ -24,6 +25,9 @@ from workbench.serve_commands import (
     compare_legs,
     run,
 )
+from workbench.what_if_command import EXAMPLES as WHAT_IF_EXAMPLES
+from workbench.what_if_command import add_what_if_flags, what_if_command
+from workbench.writable import check_file, check_folder
 
 Command = Callable[[argparse.Namespace], int]
 _EXAMPLES = """\
@@ -37,6 +41,7 @@ examples:
   workbench bench decode mix --device cuda
   workbench export runs/demo/async --chrome async.json.gz
   workbench profile --tool nsys --iterations 100-200 --model smollm2
+  workbench whatif runs/demo/async resolve=0.5x
   workbench doctor
   workbench lab
 """
@@ -63,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(f"{_unknown(args, rest)}; workbench {args.name} --help shows what it takes")
         args.rest = rest
         return command(args)
-    except (EngineError, RunFolderError, UsageError) as error:
+    except (EngineError, RunFolderError, TraceImportError, UsageError) as error:
         print("workbench: error: " + " ".join(str(error).split()), file=sys.stderr)
         return 2
     except BrokenPipeError:
@@ -100,6 +105,7 @@ def _parser() -> OneLineParser:
     _add_bench(commands)
     _add_demo(commands)
     _add_profile(commands)
+    _add_what_if(commands)
     add_export_parser(commands)
     _add_doctor(commands)
     _add_lab(commands)
@@ -148,6 +154,11 @@ def _add_profile(commands: Any) -> None:
     nsys_kernel.add_parser(commands)
 
 
+def _add_what_if(commands: Any) -> None:
+    help_text = "what bounds a saved run, and its step if some work took another time"
+    add_what_if_flags(_command(commands, "whatif", what_if_command, help=help_text, epilog=WHAT_IF_EXAMPLES))
+
+
 def _add_doctor(commands: Any) -> None:
     parser = _command(commands, "doctor", _doctor, help="say what this machine has, and the remedy for what it lacks")
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
@@ -166,6 +177,7 @@ def _add_lab(commands: Any) -> None:
 def _report(args: argparse.Namespace) -> int:
     from workbench.saved_runs import report_of
 
+    check_file("--out", args.out)
     for note in report_of(args.runs, args.out):
         print(note)
     print(f"report: {args.out}")
@@ -175,12 +187,14 @@ def _report(args: argparse.Namespace) -> int:
 def _bench(args: argparse.Namespace) -> int:
     from workbench.bench.command import bench
 
+    check_folder("--out", args.out)
     return bench(args, _say_beside_bars)
 
 
 def _demo(args: argparse.Namespace) -> int:
     from workbench.demo import run_demo
 
+    check_folder("--out", args.out)
     return run_demo(model=args.model, device=args.device, out=Path(args.out), say=_say)
 
 

@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.models.loader import LoadedModel
 from engine.request import RequestOutput
 from tracing.comparison import KINDS_NOTE, Row, comparison_notes, comparison_rows, format_value
+from tracing.text_table import aligned
 from workbench.comparison import Comparison, Leg, compare
 from workbench.demo_prompts import demo_workload
 from workbench.environment import environment_shown
@@ -20,6 +21,7 @@ from workbench.report import write_report
 from workbench.runs import Run
 from workbench.saved_runs import check_folders, save_runs
 from workbench.session import Session
+from workbench.verdicts import RequestVerdict, Verdict
 from workbench.workloads import RequestSpec, Workload, WorkloadError
 
 _SHOWN = (
@@ -110,6 +112,8 @@ def run_demo(
         _LEGS,
         model=loaded,
         config=config,
+        repeats=1,
+        progress=False,
         warmup=1 if device == "cuda" else 0,  # its kernels load, or compile, when they are first used
         on_run=lambda name, session: _begin_leg(name, session, workload.requests[0], say),
     )
@@ -225,15 +229,7 @@ def _least_sure(outputs: Sequence[RequestOutput]) -> list[str]:
 def _table_lines(comparison: Comparison) -> list[str]:
     rows = [row for row in comparison_rows([run.summary for run in comparison.runs]) if row.label in _SHOWN]
     head = ["", "unit", *(run.name for run in comparison.runs), "ratio"]
-    cells = [head, *(_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in cells
-    ]
+    return aligned([head, *(_cells(row) for row in rows)])
 
 
 def _cells(row: Row) -> list[str]:
@@ -266,7 +262,14 @@ def _verdict_line(comparison: Comparison) -> str:
     total = len(comparison.verdicts)
     if comparison.ids_equal:
         return f"Both modes gave the same ids for all {total} requests."
-    parted = [one for one in comparison.verdicts if one.verdict.value != "equal"]
-    where = "; ".join(f"{one.request_id} at position {one.position} ({one.explanation})" for one in parted)
+    parted = [one for one in comparison.verdicts if one.verdict is not Verdict.EQUAL]
+    where = "; ".join(f"{one.request_id}{_place(one)} ({one.explanation})" for one in parted)
+    has_ids, has_rest = (any((one.position is None) is rest for one in parted) for rest in (False, True))
+    what = " and ".join(["ids"] * has_ids + ["log-probabilities"] * has_rest)
     how = "differ by rounding alone" if comparison.outputs_match else "DIFFER"
-    return f"The modes' ids {how} for {len(parted)} of {total} requests: {where}."
+    return f"The modes' {what} {how} for {len(parted)} of {total} requests: {where}."
+
+
+def _place(one: RequestVerdict) -> str:
+    """None where the ids are the same, and only log-probabilities differ."""
+    return "" if one.position is None else f" at position {one.position}"

@@ -117,8 +117,12 @@ def explain_next(engine: Engine) -> str:
     if not state.has_pending:
         state = replace(state, mode=state.wanted_mode)
     order, reason = choose_order(state, controller.policy)
+    return explain_coming(controller.next_index, order, reason, state)
+
+
+def explain_coming(index: int, order: Order, reason: Reason, state: OrderState) -> str:
+    """Of the iteration that would come next, its order known."""
     told = REASONS[reason]
-    index = controller.next_index
     numbers = _numbers(state, reason)
     return f"Iteration {index} would take {_order_text(order.label)} because {told.because}{numbers}. {told.change}"
 

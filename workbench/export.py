@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tracing.belonging import belonging_note
 from tracing.chrome import write_chrome_trace
 from tracing.importing import ImportedTrace, TraceImportError
 from tracing.run_folder import read_run
@@ -14,6 +16,7 @@ from tracing.torch_clock import offset_by_ranges
 from tracing.torch_profile import read_torch_trace
 from tracing.trace import Trace
 from workbench.options import UsageError
+from workbench.writable import check_file
 
 _EXAMPLES = """\
 examples:
@@ -52,6 +55,7 @@ def run_export(args: argparse.Namespace) -> int:
     """
     if args.torch and len(args.runs) > 1:
         raise UsageError("--torch belongs to one run; export that run alone")
+    check_file("--chrome", args.chrome)
     traces = [read_run(folder) for folder in args.runs]
     try:
         imported = [_torch_trace(args.torch, traces[0])] if args.torch else []
@@ -67,15 +71,15 @@ def _torch_trace(path: str, trace: Trace) -> ImportedTrace:
     """On the run's clock: by the clocks it holds, or else by the run's ranges.
 
     Raises:
-        TraceImportError: it cannot be read, or holds neither.
+        TraceImportError: it cannot be read, holds neither, or is of another run.
     """
-    imported = read_torch_trace(path)
-    if imported.start_epoch_ns is None:
-        return imported
+    imported, spans = read_torch_trace(path), trace.records.spans
     try:
-        return imported.moved(offset_by_ranges(imported, trace.records.spans))
+        if imported.start_epoch_ns is not None:
+            imported = imported.moved(offset_by_ranges(imported, spans))
+        return replace(imported, notes=(*imported.notes, belonging_note(imported, spans)))
     except TraceImportError as error:
-        raise TraceImportError(f"{path}: {error}") from error
+        raise TraceImportError(f"--torch {path}: {error}") from error
 
 
 def _said(path: Path, traces: Sequence[Trace], imported: Sequence[ImportedTrace]) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _READ_HEAD = ("name", "request", "value", "")
 _WROTE_HEAD = ("name", "request", "old", "new", "")
-_TABLE_HEAD = ("row", "request", "state", "prompt", "output", "KV", "blocks")
+TABLE_HEAD = ("row", "request", "state", "prompt", "output", "KV", "blocks")
 _MOST_SHOWN = 64
 _MOST_ITEMS = 8
 """Of a sequence."""
@@ -48,7 +48,7 @@ def iteration_text(past: PastIteration) -> str:
     if not past.has_changes:
         return "\n".join([*lines, _not_recorded()])
     for title, table in (("table before", past.before), ("table after", past.after)):
-        lines += _section(title, _TABLE_HEAD, _table_cells(table))
+        lines += _section(title, TABLE_HEAD, table_rows(table))
     for phase in past.phases:
         lines += ["", changes_text(phase)]
     return "\n".join(lines)
@@ -62,7 +62,7 @@ def iteration_html(past: PastIteration) -> str:
     if not past.has_changes:
         return _box([*parts, f"<div style='opacity:.75'>{escape(_not_recorded())}</div>"])
     for title, table in (("table before", past.before), ("table after", past.after)):
-        parts += _html_section(title, _TABLE_HEAD, [[escape(cell) for cell in row] for row in _table_cells(table)])
+        parts += _html_section(title, TABLE_HEAD, [[escape(cell) for cell in row] for row in table_rows(table)])
     for phase in past.phases:
         count = len(phase.wrote)
         head = f"{escape(phase.phase)}: {count} value{'' if count == 1 else 's'} written"
@@ -100,7 +100,8 @@ def _not_recorded() -> str:
     return "tables and changes were not recorded: session.record_changes = True before it runs"
 
 
-def _table_cells(table: TableImage) -> list[list[str]]:
+def table_rows(table: TableImage) -> list[list[str]]:
+    """The cells of each live row, under :data:`TABLE_HEAD`."""
     return [
         [
             str(row.row),
@@ -109,7 +110,7 @@ def _table_cells(table: TableImage) -> list[list[str]]:
             str(row.prompt_tokens),
             f"{row.output_tokens}/{row.max_tokens}",
             str(row.kv_len),
-            _value(row.blocks),
+            value_text(row.blocks),
         ]
         for row in table.rows
     ]
@@ -129,13 +130,14 @@ def _change_cells(one: Change, *, html: bool = False) -> list[str]:
 
 
 def _marked(value: Any, is_stale: bool, html: bool) -> str:
-    text = _value(value)
+    text = value_text(value)
     if html:
         return _GREY.format(escape(text)) if is_stale else escape(text)
     return f"({text})" if is_stale else text
 
 
-def _value(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """One value in a few characters; of a sequence its first items, and how many more there are."""
     if value is None:
         return "–"
     if not isinstance(value, tuple):

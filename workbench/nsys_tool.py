@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -121,8 +122,16 @@ def find_nsys(given: str | None = None, *, root: Path = Path("/")) -> Nsys:
 def _usual_places(root: Path) -> list[Path]:
     """The newest first, as far as their folders tell."""
     return [
-        path for pattern in _PLACES for path in sorted(root.glob(pattern), reverse=True) if os.access(path, os.X_OK)
+        path
+        for pattern in _PLACES
+        for path in sorted(root.glob(pattern), key=_numbers, reverse=True)
+        if os.access(path, os.X_OK)
     ]
+
+
+def _numbers(path: Path) -> list[tuple[int, ...]]:
+    """Of each folder, so that 2024.10 is behind 2024.9 and not before it."""
+    return [tuple(map(int, re.findall(r"\d+", part))) for part in path.parts]
 
 
 def _importer_of(nsys: Path) -> Path | None:

@@ -14,6 +14,9 @@ from engine.errors import EngineError
 JOB, CAPTURED, RUN, TORCH_TRACE = "job.json", "captured.json", "run", "torch.json"
 """Names in the folder of a profile: what was asked, what was captured, our run, and torch's trace."""
 
+VERSIONS = ("nvtx", "torch")
+"""Packages whose versions a result names."""
+
 WHEN = ("start", "decode-full")
 """Moments from which captured iterations are counted: the first, or the first full batch of decode rows."""
 
@@ -87,9 +90,17 @@ def write_job(job: Job, folder: Path) -> None:
 
 
 def read_job(folder: Path) -> Job:
-    """The job in a folder."""
-    found = json.loads((folder / JOB).read_text(encoding="utf-8"))
-    return Job(**{**found, "stretch": Stretch(**found["stretch"])})
+    """The job in a folder.
+
+    Raises:
+        ProfileError: the file is damaged.
+    """
+    path = folder / JOB
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return Job(**{**found, "stretch": Stretch(**found["stretch"])})
+    except (ValueError, TypeError, KeyError, RecursionError) as error:  # no JSON, no UTF-8, or of another make
+        raise _damaged(path, error) from error
 
 
 def write_captured(captured: Captured | str, folder: Path) -> None:
@@ -102,17 +113,39 @@ def read_captured(folder: Path) -> Captured:
     """What was captured.
 
     Raises:
-        ProfileError: the program failed, or ended without a word.
+        ProfileError: the program failed or ended without a word, or the file is damaged.
     """
     path = folder / CAPTURED
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if "error" in found:
             raise ProfileError(found["error"])
-        return Captured(**found)
+        captured = Captured(**found)
+        _check_kinds(captured)
+        return captured
     except FileNotFoundError:
         raise ProfileError(
             f"the program ended before it captured anything; {folder / 'log.txt'} has its words"
         ) from None
-    except (ValueError, TypeError) as error:  # no JSON, no UTF-8, or of another make
-        raise ProfileError(f"{path} is damaged: {error}") from error
+    except (ValueError, TypeError, RecursionError) as error:  # no JSON, no UTF-8, or of another make
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> ProfileError:
+    why = " ".join(str(error).split())
+    return ProfileError(f"{path} is damaged: {why}; make the profile again, without --read")
+
+
+def _check_kinds(captured: Captured) -> None:
+    """What JSON holds is of the kinds that the comparison needs.
+
+    Raises:
+        TypeError: it is not.
+    """
+    numbers = (captured.first, captured.last, captured.session_id, captured.epoch_offset_ns)
+    if not all(type(number) is int for number in numbers):
+        raise TypeError("first, last, session_id and epoch_offset_ns must be whole numbers")
+    if not isinstance(captured.versions, dict) or not all(
+        isinstance(captured.versions.get(name), str) for name in VERSIONS
+    ):
+        raise TypeError(f"versions must name {' and '.join(VERSIONS)}")

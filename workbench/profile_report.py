@@ -23,6 +23,7 @@ from tracing.nvtx_match import (
     match_ranges,
 )
 from tracing.run_folder import read_run
+from tracing.text_table import aligned
 from tracing.torch_profile import read_torch_trace
 from tracing.trace import Records, Trace
 from workbench.documents import jsonable
@@ -97,13 +98,7 @@ def match_captured(trace: Trace, imported: ImportedTrace, captured: Captured) ->
 def difference_lines(rows: Sequence[Difference]) -> list[str]:
     """A table of absolute values in µs."""
     cells = [_TITLES, *(_cells(row) for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_TITLES))]
-    lines = []
-    for row in cells:
-        words = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
-        words += [cell.rjust(width) for cell, width in zip(row[2:], widths[2:], strict=True)]
-        lines.append("  ".join(words))
-    return [*lines, "distance of our span from the tool's, µs"]
+    return [*aligned(cells), "distance of our span from the tool's, µs"]
 
 
 def _cells(row: Difference) -> tuple[str, ...]:

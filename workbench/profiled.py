@@ -16,7 +16,7 @@ from pathlib import Path
 from engine.config import EngineConfig
 from engine.errors import EngineError
 from workbench.loading import load_for
-from workbench.profile_job import RUN, TORCH_TRACE, Captured, Job, ProfileError, read_job, write_captured
+from workbench.profile_job import RUN, TORCH_TRACE, VERSIONS, Captured, Job, ProfileError, read_job, write_captured
 from workbench.session import Session
 from workbench.workloads import Workload, parse_workload
 
@@ -105,7 +105,7 @@ def _captured(session: Session, first: int, last: int) -> Captured:
         session_id=session.recorder.session_id,
         nvtx=session.recorder.nvtx_status,
         epoch_offset_ns=time.time_ns() - time.perf_counter_ns(),
-        versions={"nvtx": version("nvtx"), "torch": torch.__version__},
+        versions=dict(zip(VERSIONS, (version("nvtx"), torch.__version__), strict=True)),
     )
 
 

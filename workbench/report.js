@@ -2,6 +2,7 @@
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
+  data.runs = data.runs.map(unpackRun);
   const canvas = document.getElementById("timeline"), tip = document.getElementById("tip");
   const painter = timelinePainter(data, canvas);
   const { state, GUTTER, STRIP, colourOf, show, span, toTime, firstVisible } = painter;
@@ -13,14 +14,17 @@
 
   function borderCaption() {
     const loose = bordered.filter((run) => !run.border.isSteady).map((run) => run.name);
-    const none = data.runs.filter((run) => !run.border).map((run) => run.name);
     const numbers = new Set(bordered.map((run) => run.border.finished));
     return "The border between two decode steps of each run. At the dashed line the device has sampled a forward's tokens; "
       + "the host then works for the next step. Does the device wait for it, or go on? "
       + "A forward has the number of the iteration that launches it; in async it is the iteration after that one which samples it. "
       + (numbers.size > 1 ? "The runs have no steady step of the same number. " : "")
-      + (loose.length ? `No steady decode in ${list(loose)}: the median border of the whole run is shown. ` : "")
-      + (none.length ? `No two forwards on the device in ${list(none)}: nothing to align. ` : "");
+      + (loose.length ? `No steady decode in ${list(loose)}: a border of the whole run is shown. ` : "")
+      + bordered.map((run) => `In ${run.name} it is ${run.border.choice}. `).join("") + borderless();
+  }
+
+  function borderless() {
+    return data.runs.filter((run) => !run.border).map((run) => `${run.name} has none: ${run.noBorder}. `).join("");
   }
 
   function steadyCaption() {
@@ -29,7 +33,8 @@
     return (empty.length ? `No iterations were recorded in ${list(empty)}. ` : "")
       + (loose.length + empty.length < data.runs.length
       ? "A few decode iterations of each run, aligned where the first of them begins. " : "")
-      + (loose.length ? `No steady decode in ${list(loose)}: the first iterations are shown. ` : "");
+      + (loose.length ? `No steady decode in ${list(loose)}: the first iterations are shown. ` : "")
+      + (bordered.length ? "" : `No border between two steps is shown: ${borderless()}`);
   }
 
   function present(id, caption) {
@@ -146,8 +151,9 @@
   }
 
   function iterationText(one) {
+    const batch = (from, text) => (from === null ? text : `from iteration ${from}: ${text}`);
     const lines = [`iteration ${one.n}: ${one.order}`, `why: ${one.reason}`, lengthText(one.length),
-      `consumed ${one.consumed}`, `launched ${one.launched}`, one.graph, `${one.tokens} new tokens`];
+      `consumed ${batch(one.consumedFrom, one.consumed)}`, `launched ${batch(one.launchedFrom, one.launched)}`, one.graph, `${one.tokens} new tokens`];
     if (one.wasted) lines.push(`wasted rows: ${one.wasted}`);
     if (one.void) lines.push(`times void: ${one.void}`);
     return lines.join("\n");

@@ -1,6 +1,6 @@
 """One HTML file that shows runs side by side: numbers, timeline, requests. Opens offline, asks for nothing.
 
-The page is ``report_template.html`` with ``report.css``, ``report_draw.js`` and ``report.js`` put inside it.
+The page is ``report_template.html`` with ``report.css`` and the scripts ``report*.js`` put inside it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from tracing.comparison import NO_SAMPLES, Row, comparison_notes, comparison_row
 from tracing.records import PHASE_COLOURS, IterationRecord, RequestRecord, Span
 from tracing.summary import Summary
 from tracing.trace import Trace
-from tracing.windows import host_work
 from workbench.documents import jsonable
-from workbench.report_border import BorderInput, find_borders
+from workbench.report_border import border_input, find_borders, why_no_border
 from workbench.report_data import ORDER_COLOURS, initial_views, run_data
 from workbench.report_idle import idle_groups
+from workbench.report_pack import packed
 
 _ASSETS = Path(__file__).parent
+_SCRIPTS = ("report_unpack.js", "report_draw.js", "report.js")
 _HEADLINES = ("tokens/s", "step time p50", "hidden share", "device busy")
 
 
@@ -124,7 +125,7 @@ def render_report(
         differing=differing_fields([run.config for run in runs]),
         order_colours=ORDER_COLOURS,
         style=_asset("report.css"),
-        script=_asset("report_draw.js") + _asset("report.js"),
+        script="".join(map(_asset, _SCRIPTS)),
         data=_embedded(_page_data(runs)),
     )
 
@@ -165,18 +166,18 @@ def _run_facts(runs: Sequence[RunView]) -> list[_Fact]:
 
 def _page_data(runs: Sequence[RunView]) -> dict[str, Any]:
     views = initial_views([run.iterations for run in runs])
-    borders = find_borders(
-        [
-            BorderInput(spans=run.spans, work=host_work(run.spans), steady=view.stretch)
-            for run, view in zip(runs, views, strict=True)
-        ]
-    )
+    inputs = [border_input(run.spans, run.iterations, view.stretch) for run, view in zip(runs, views, strict=True)]
+    borders = find_borders(inputs)
     return {
         "phaseColours": PHASE_COLOURS,
         "orderColours": ORDER_COLOURS,
         "runs": [
-            {"name": run.name, **run_data(run.spans, run.iterations, view, border)}
-            for run, view, border in zip(runs, views, borders, strict=True)
+            {
+                "name": run.name,
+                **packed(run_data(run.spans, run.iterations, view, border)),
+                "noBorder": "" if border is not None else why_no_border(trace),
+            }
+            for run, view, trace, border in zip(runs, views, inputs, borders, strict=True)
         ],
     }
 

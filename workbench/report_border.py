@@ -8,15 +8,43 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median_low
 
+from tracing.comparison import AROUND_WORK
 from tracing.intervals import Interval, intersect, length, merge, subtract
-from tracing.records import BATCH_OF, COMPUTE_LANE, Category, Span
+from tracing.records import BATCH_OF, COMPUTE_LANE, Category, IterationRecord, Span
+from tracing.windows import host_work
 
 _SAID_FROM = 0.1
 """Share of the host's work from which a piece of device work beside it, or a rest of either kind, is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What a shown border was chosen from: the run's borders of steady decode or, without any, all of them."""
+
+    count: int
+    median_idle_ns: int
+    """Device idle at one of them."""
+    worst: int
+    """Iteration that launched the forward before the border at which the device idled longest;"""
+    worst_idle_ns: int
+    """so long."""
+
+    @property
+    def text(self) -> str:
+        """What a caption says of it."""
+        if self.count == 1:
+            return "the only border there is"
+        typical = f"a typical one of {self.count:,} borders"
+        if not self.worst_idle_ns:
+            return f"{typical}, at none of which the device idles"
+        return (
+            f"{typical}: the device idles {_short(self.median_idle_ns)} at the median one, "
+            f"{_short(self.worst_idle_ns)} at the worst, behind forward {self.worst}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +71,8 @@ class Border:
     """What the compute lane did beside the hidden work: name with iteration, and how long; longest first."""
     is_steady: bool
     """Whether both forwards belong to steady decode."""
+    choice: Choice | None = None
+    """What it was chosen from; None before it is."""
 
     @property
     def work_ns(self) -> int:
@@ -55,6 +85,11 @@ class Border:
         return 2 * self.hidden_ns >= self.work_ns
 
     @property
+    def idle_ns(self) -> int:
+        """How long the compute lane stood idle."""
+        return length(self.idle)
+
+    @property
     def extent_ns(self) -> int:
         """From the border to the end of the host's work."""
         return self.work[-1][1] - self.at_ns
@@ -63,16 +98,16 @@ class Border:
     def text(self) -> str:
         """What the picture says beside the host's work."""
         said = self._hidden_text() if self.is_hidden else self._exposed_text()
-        after_ns, idle_ns = self.next_start_ns - self.at_ns, length(self.idle)
-        if not self.is_hidden and abs(after_ns - idle_ns) < _SAID_FROM * after_ns:
+        after_ns = self.next_start_ns - self.at_ns
+        if not self.is_hidden and abs(after_ns - self.idle_ns) < _SAID_FROM * after_ns:
             return said  # the idle time has said it
         return f"{said}; forward {self.next_forward} begins after {_short(after_ns)}"
 
     def _exposed_text(self) -> str:
         rest = f", {_short(self.hidden_ns)} hidden" if self.hidden_ns >= _SAID_FROM * self.work_ns else ""
-        idle_ns, alone_ns = length(self.idle), self.work_ns - self.hidden_ns
-        why = " (the rest: wake-ups and the caller between steps)" if idle_ns - alone_ns >= _SAID_FROM * idle_ns else ""
-        return f"device idle {_short(idle_ns)}: the host works alone for {_short(alone_ns)}{why}{rest}"
+        alone_ns = self.work_ns - self.hidden_ns
+        why = f" (the rest: {AROUND_WORK})" if self.idle_ns - alone_ns >= _SAID_FROM * self.idle_ns else ""
+        return f"device idle {_short(self.idle_ns)}: the host works alone for {_short(alone_ns)}{why}{rest}"
 
     def _hidden_text(self) -> str:
         exposed = self.work_ns - self.hidden_ns
@@ -96,13 +131,28 @@ class BorderInput:
     """When the host worked; sorted and disjoint."""
     steady: Interval | None
     """The stretch of steady decode. None, or no border inside it: any border of the run is taken."""
+    void: Sequence[Interval] = ()
+    """Iterations whose times mean nothing: a border that touches one is none."""
+
+
+def border_input(spans: Sequence[Span], iterations: Iterable[IterationRecord], steady: Interval | None) -> BorderInput:
+    """Of a run as it was recorded, and its stretch of steady decode."""
+    void = [(record.begin_ns, record.end_ns) for record in iterations if record.is_void]
+    return BorderInput(spans=spans, work=host_work(spans), steady=steady, void=void)
+
+
+def why_no_border(trace: BorderInput) -> str:
+    """Why :func:`find_borders` finds none in it."""
+    if _candidates(replace(trace, void=())):
+        return "every border touches an iteration whose times do not count"
+    return "no two forwards with host work between them"
 
 
 def find_borders(traces: Sequence[BorderInput]) -> list[Border | None]:
-    """One border a run, whose host work reaches about as far as that of the run's median one.
+    """One typical border a run: host work reaches about as far, and the device idles about as long, as at the median.
 
     It is the border behind the same iteration's forward in all runs, where they have one in common. None where a trace
-    has no two forwards with host work between them.
+    has no two forwards with host work between them, or only in void iterations.
     """
     found = [_candidates(trace) for trace in traces]
     some = [_oddities(borders) for borders in found if borders]
@@ -119,35 +169,53 @@ def _candidates(trace: BorderInput) -> list[Border]:
         (span for span in trace.spans if span.category is Category.DEVICE and span.lane == COMPUTE_LANE),
         key=lambda span: (span.start_ns, span.end_ns),
     )
-    borders = [border for border in _borders(compute, trace.work, trace.steady) if border.work]
+    borders = [border for border in _borders(compute, trace) if border.work]
     return [border for border in borders if border.is_steady] or borders
 
 
 def _oddities(borders: Sequence[Border]) -> dict[int, float]:
-    """How far the border behind each forward is from the median one, as a share of it; by the forward's iteration."""
-    middle = _middle(borders)
+    """How odd the border behind each forward is; by the forward's iteration."""
     found: dict[int, float] = {}
-    for border in borders:
-        oddity = abs(border.extent_ns - middle) / max(1, middle)
+    for border, oddity in zip(borders, _oddity_of_each(borders), strict=True):
         found[border.finished] = min(found.get(border.finished, oddity), oddity)
     return found
+
+
+def _oddity_of_each(borders: Sequence[Border]) -> list[float]:
+    """How far extent and idle time are from their medians, as a share of the median extent."""
+    extent_ns = median_low(border.extent_ns for border in borders)
+    idle_ns = median_low(border.idle_ns for border in borders)
+    return [
+        (abs(border.extent_ns - extent_ns) + abs(border.idle_ns - idle_ns)) / max(1, extent_ns) for border in borders
+    ]
 
 
 def _chosen(borders: Sequence[Border], number: int | None) -> Border | None:
     if not borders:
         return None
-    if number is not None:
-        return next(border for border in borders if border.finished == number)
-    middle = _middle(borders)
-    alike = [border for border in borders if border.extent_ns == middle]
-    return alike[len(alike) // 2]
+    oddities = _oddity_of_each(borders)
+    found = [
+        (oddity, border)
+        for oddity, border in zip(oddities, borders, strict=True)
+        if number is None or border.finished == number
+    ]
+    least = min(oddity for oddity, _ in found)
+    alike = [border for oddity, border in found if oddity == least]
+    return replace(alike[len(alike) // 2], choice=_choice_of(borders))
 
 
-def _middle(borders: Sequence[Border]) -> int:
-    return median_low(border.extent_ns for border in borders)
+def _choice_of(borders: Sequence[Border]) -> Choice:
+    worst = max(borders, key=lambda border: border.idle_ns)
+    return Choice(
+        count=len(borders),
+        median_idle_ns=median_low(border.idle_ns for border in borders),
+        worst=worst.finished,
+        worst_idle_ns=worst.idle_ns,
+    )
 
 
-def _borders(compute: Sequence[Span], work: Sequence[Interval], steady: Interval | None) -> Iterable[Border]:
+def _borders(compute: Sequence[Span], trace: BorderInput) -> Iterable[Border]:
+    work, steady, void = trace.work, trace.steady, merge(trace.void)
     busy = merge((span.start_ns, span.end_ns) for span in compute)
     forwards = [at for at, span in enumerate(compute) if span.name == "forward"]
     starts = [start for start, _ in work]
@@ -155,6 +223,8 @@ def _borders(compute: Sequence[Span], work: Sequence[Interval], steady: Interval
         done, coming = compute[first], compute[second]
         at_ns = max(span.end_ns for span in compute[first:second] if span is done or _ends_batch(span))
         whole = (at_ns, coming.end_ns)
+        if intersect([(done.start_ns, coming.end_ns)], void):
+            continue
         near = work[max(0, bisect_left(starts, at_ns) - 1) : bisect_left(starts, coming.end_ns)]
         here = intersect([whole], near)
         hidden = intersect(here, busy)

@@ -1,6 +1,6 @@
 """What the report's timeline draws: columns of integers, relative to the run's first moment.
 
-A page of 100,000 spans stays under 5 MB because names are sent once and times are small numbers.
+Names are sent once, and times are small numbers; :mod:`workbench.report_pack` makes it smaller still.
 """
 
 from __future__ import annotations
@@ -157,7 +157,9 @@ def _iteration_entry(record: IterationRecord, origin: int) -> dict[str, Any]:
         "order": record.order,
         "reason": record.reason,
         "consumed": _batch_text(record.consumed),
+        "consumedFrom": None if record.consumed is None else record.consumed.iteration,
         "launched": _batch_text(record.launched),
+        "launchedFrom": None if record.launched is None else record.launched.iteration,
         "graph": _graph_text(record.graph),
         "tokens": record.new_tokens,
         "wasted": ", ".join(f"{cause} {count}" for cause, count in record.wasted_rows.items()),
@@ -179,16 +181,14 @@ def _border_entry(border: Border | None, origin: int) -> dict[str, Any] | None:
         "isHidden": border.is_hidden,
         "isSteady": border.is_steady,
         "text": border.text,
+        "choice": "" if border.choice is None else border.choice.text,
     }
 
 
 def _batch_text(batch: BatchInfo | None) -> str:
     if batch is None:
         return "none"
-    return (
-        f"from iteration {batch.iteration}: {batch.num_tokens} tokens, "
-        f"{batch.num_prefill} prefill and {batch.num_decode} decode rows"
-    )
+    return f"{batch.num_tokens} tokens, {batch.num_prefill} prefill and {batch.num_decode} decode rows"
 
 
 def _graph_text(use: GraphUse | None) -> str:

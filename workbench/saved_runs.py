@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tracing.run_folder import RunFolderError, check_target, read_run, write_run
+from tracing.run_folder import OUTPUTS, REMEDY, RunFolderError, check_target, read_run, write_run
 from tracing.trace import Trace
 from workbench.report import RunView, write_report
 
@@ -17,7 +17,25 @@ def load_run(folder: str | Path) -> Trace:
     Raises:
         RunFolderError: the folder is no run, or a file in it is missing, damaged or of a newer format.
     """
-    return read_run(folder)
+    trace = read_run(folder)
+    for place, output in enumerate(trace.outputs):
+        for key, is_right in _OUTPUT_KEYS.items():
+            if not is_right(output.get(key)):
+                fault = f"its output {place} has no {key}, or one of another kind"
+                raise RunFolderError(f"{Path(folder) / OUTPUTS} is damaged: {fault}; {REMEDY}")
+    return trace
+
+
+def _are_ids(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(token, int) for token in value)
+
+
+_OUTPUT_KEYS: dict[str, Callable[[object], bool]] = {
+    "request_id": lambda value: isinstance(value, str),
+    "prompt_token_ids": _are_ids,
+    "output_token_ids": _are_ids,
+}
+"""What every output of a run has, and how it is told."""
 
 
 def folder_of(parent: str | Path, name: str) -> Path:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tracing.run_folder import check_target, write_run
-from workbench.options import UsageError, add_config_flags, config_from
+from workbench.options import add_config_flags, config_from
+from workbench.writable import check_file, check_folder
 
 DEFAULT_WORKLOAD = "fixed:requests=16,input=64,output=32"
 MODELS = "a folder, a GGUF file, smollm2, shape:NAME or oracle (default: smollm2)"
@@ -73,9 +74,11 @@ def run(args: argparse.Namespace) -> int:
     from workbench.workloads import parse_workload
 
     config = config_from(args)
-    _check_report(args.report)
+    if args.report:
+        check_file("--report", args.report)
     if args.save:
         check_target(args.save, overwrite=args.overwrite)
+        check_folder("--save", Path(args.save).resolve().parent)
     with _only_json(args.json) as out:
         loaded = load_for(config, args.model)
         workload = parse_workload(args.workload, vocab_size=loaded.vocab_size)
@@ -104,25 +107,25 @@ def compare_legs(args: argparse.Namespace) -> int:
     from workbench.workloads import parse_workload
 
     config = config_from(args)
-    _check_report(args.report)
+    if args.report:
+        check_file("--report", args.report)
     legs = [leg.strip() for leg in args.legs.split(",")]
     if args.save:
         names = [LEGS[leg].name if leg in LEGS else leg for leg in legs]
         check_folders(args.save, names, overwrite=args.overwrite)
+        check_folder("--save", args.save)
     with _only_json(args.json) as out:
         loaded = load_for(config, args.model)
         workload = parse_workload(args.workload, vocab_size=loaded.vocab_size)
-        with _bar(len(workload.requests) * len(legs) * max(args.repeats, 0)) as bar:
-            comparison = compare(
-                workload,
-                legs,
-                model=loaded,
-                config=config,
-                clock=args.clock,
-                repeats=args.repeats,
-                warmup=args.warmup,
-                on_run=lambda name, session: lambda output: _advance(bar, output),
-            )
+        comparison = compare(
+            workload,
+            legs,
+            model=loaded,
+            config=config,
+            clock=args.clock,
+            repeats=args.repeats,
+            warmup=args.warmup,
+        )
         if args.save:
             _say_saved(save_runs(args.save, [run.trace for run in comparison.runs], overwrite=args.overwrite))
         if args.report:
@@ -175,18 +178,6 @@ def _endings(outputs: Sequence[Any]) -> str:
         shown = repr(output.text) if output.text else " ".join(map(str, output.token_ids))
         lines.append(f"{output.request_id}: {len(output.token_ids)} tokens, {output.finish_reason}: {shown[:90]}")
     return "\n".join(lines)
-
-
-def _check_report(path: str | None) -> None:
-    """Refuse a report that cannot be written, before the run and not after it."""
-    if path is None:
-        return
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with Path(path).open("a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise UsageError(f"--report {path} cannot be written: {error.strerror or error}") from error
 
 
 def _say_saved(folders: Sequence[Path]) -> None:

@@ -142,17 +142,8 @@ class Snapshot:
     """When it was looked at, on the clock of the spans."""
     counters: dict[str, Any]
     failure: str | None
-
-    @property
-    def headline(self) -> str:
-        """Where it stands, in one line."""
-        if self.failure is not None:
-            return f"failed: {self.failure}"
-        if self.iteration is not None:
-            done = f"after {self.phase}, " if self.phase else ""
-            return f"iteration {self.iteration} {self.order} ({self.reason}): {done}before {self.next_phase}"
-        state = f"{len(self.rows)} running, {len(self.queue)} waiting"
-        return f"between iterations, {self.iterations_begun} begun: {state}"
+    headline: str
+    """Where it stands, in one line."""
 
     def __str__(self) -> str:
         from workbench.display import snapshot_text
@@ -196,18 +187,33 @@ def take_snapshot(engine: Engine, clock: Clock, coming: Sequence[Submission], la
         phase=_phase_before(phases, next_phase) if current is not None else None,
         next_phase=next_phase,
         no_overlap_because=_overlap_refusal(engine),
-        queue=(*_queue_views(engine), *_coming_views(coming, clock)),
+        queue=(*queue_views(engine), *coming_views(coming, clock)),
         rows=tuple(row_view(engine, row) for row in range(engine.table.num_live)),
         num_rows=engine.table.max_requests,
         blocks=_blocks_view(engine),
-        pending=_pending_view(engine, engine.pending),
-        consumed=_pending_view(engine, current.consumed if current is not None else None),
+        pending=pending_view(engine, engine.pending),
+        consumed=pending_view(engine, current.consumed if current is not None else None),
         spans=spans,
         unfinished=tuple(work for work in unfinished if not any(_is_of(span, work) for span in spans)),
         taken_ns=time.perf_counter_ns(),
         counters=engine.counters.to_dict(),
         failure=failure_text(engine),
+        headline=headline(engine, last, len(coming)),
     )
+
+
+def headline(engine: Engine, last: Iteration | None, num_coming: int) -> str:
+    """Where the engine stands, in one line; ``last`` is the iteration begun last, if any."""
+    failure, current = failure_text(engine), engine.in_hand
+    if failure is not None:
+        return f"failed: {failure}"
+    if current is not None and last is not None:
+        next_phase = engine.next_phase.value if engine.next_phase else None
+        phase = _phase_before(tuple(one.value for one in last.order.phases), next_phase)
+        done = f"after {phase}, " if phase else ""
+        return f"iteration {current.index} {last.order.label} ({last.reason.value}): {done}before {next_phase}"
+    state = f"{engine.table.num_live} running, {engine.queue.num_waiting + num_coming} waiting"
+    return f"between iterations, {engine.controller.next_index} begun: {state}"
 
 
 def row_view(engine: Engine, row: int) -> RowView:
@@ -240,7 +246,7 @@ def _newest_text(engine: Engine, request: Request) -> str:
     return "" if tokenizer is None else tokenizer.decode(request.output_ids[-_TEXT_TOKENS:])
 
 
-def _queue_views(engine: Engine) -> list[QueuedView]:
+def queue_views(engine: Engine) -> list[QueuedView]:
     """Waiting requests, each with what holds it up: its own need for the head, the head for those behind it."""
     views: list[QueuedView] = []
     head: Request | None = None
@@ -269,7 +275,8 @@ def _queue_views(engine: Engine) -> list[QueuedView]:
     return views
 
 
-def _coming_views(coming: Sequence[Submission], clock: Clock) -> list[QueuedView]:
+def coming_views(coming: Sequence[Submission], clock: Clock) -> list[QueuedView]:
+    """Requests that have not arrived."""
     return [
         QueuedView(
             request_id=submission.request_id,
@@ -292,7 +299,8 @@ def _blocks_view(engine: Engine) -> BlocksView:
     return BlocksView(block_size=engine.config.block_size, num_blocks=engine.pool.num_blocks, holders=tuple(holders))
 
 
-def _pending_view(engine: Engine, pending: PendingForward | None) -> PendingView | None:
+def pending_view(engine: Engine, pending: PendingForward | None) -> PendingView | None:
+    """A launched forward as it stands now; None for None."""
     if pending is None:
         return None
     plan, dims = pending.plan, pending.dims

@@ -43,6 +43,10 @@ class BorderWatch:
         self._device_was_read = False
         self.last: Iteration | None = None
         """The iteration begun last."""
+        self.behind: Phase | None = None
+        """The phase of it that has ended last; None before the first."""
+        self.advanced: Sequence[Request] = ()
+        """Requests that got a token in the resolve that ran last."""
         self._notes: list[tuple[int, Sequence[Request]]] = []
         self._times: dict[int, list[int]] = {}
 
@@ -50,17 +54,18 @@ class BorderWatch:
         """Note what there is to note at ``border``."""
         if border.side == "before":
             self._mark(border.iteration)
-        elif border.phase is Phase.RESOLVE:
-            self._notes.append((time.perf_counter_ns(), border.iteration.advanced))
-            if len(self._notes) >= _FOLD_AT:
-                self._fold()
+        else:
+            self.behind = border.phase
+            if border.phase is Phase.RESOLVE:
+                self._note_tokens(border.iteration)
         if self.changes is not None:
             self.changes(border)
         if self._inner is not None:  # last: the debug mode's checks poison what is void from here on
             self._inner(border)
 
     def _mark(self, iteration: Iteration) -> None:
-        self.last = iteration
+        if iteration is not self.last:
+            self.last, self.behind = iteration, None
         if self._is_inline:
             iteration.void_reasons.add("inline_device")
         if debugger_attached():
@@ -68,6 +73,12 @@ class BorderWatch:
         if self._device_was_read:
             self._device_was_read = False
             iteration.void_reasons.add("device_read")
+
+    def _note_tokens(self, iteration: Iteration) -> None:
+        self.advanced = iteration.advanced
+        self._notes.append((time.perf_counter_ns(), self.advanced))
+        if len(self._notes) >= _FOLD_AT:
+            self._fold()
 
     def device_was_read(self, iteration: Iteration | None) -> None:
         """Void the iteration in hand, or else the next one: its pending forward was waited for."""
@@ -89,7 +100,8 @@ class BorderWatch:
 
     def clear(self) -> None:
         """Forget all tokens and iterations."""
-        self.last = None
+        self.last = self.behind = None
+        self.advanced = ()
         self._device_was_read = False
         self._notes.clear()
         self._times.clear()

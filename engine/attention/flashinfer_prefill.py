@@ -21,6 +21,7 @@ from engine.attention.block_lists import BlockLists, block_lists
 from engine.batch import BatchShape
 from engine.device import Device, Event
 from engine.models.base import LayerCache
+from engine.staging import Halves
 
 HEAD_DIMS = (64, 128, 256)
 """What FA3 is written for. FlashInfer's ready-made kernels are those of 64 and 128 in bfloat16; others compile."""
@@ -51,10 +52,7 @@ class FlashInferPlanner:
         self._device = device
         self._block_size = limits.block_size
         self._sizes = sizes
-        self._halves = (_HostHalf(device, limits), _HostHalf(device, limits))
-        self._next = 0
-        self.num_waits = 0
-        """How often the host had to wait for a copy before planning; 0 in a healthy run (I33)."""
+        self._halves = Halves(_HostHalf(device, limits), _HostHalf(device, limits))
         self._lists = _Lists(device.zeros, limits)
         self._workspace = device.zeros(INT_WORKSPACE_BYTES, torch.uint8)
         self._no_partial_results = device.zeros(16, torch.uint8)  # FA3 keeps none, but a tensor is asked for
@@ -71,21 +69,16 @@ class FlashInferPlanner:
     def plan(self, shape: BatchShape, rows: PrefillRows, *, is_captured: bool) -> FlashInferPlan:
         lists = block_lists(rows, self._block_size)
         wrapper = self._wrapper_of(shape) if is_captured else self._eager
-        half = self._acquire()
+        half = self._halves.acquire()
         half.lists.fill(lists)
         self._device.compute.launch(lambda: self._plan(wrapper, half, lists.block_ids.size, shape))
         half.copied = self._device.compute.record()
         return FlashInferPlan(wrapper)
 
-    def _acquire(self) -> _HostHalf:
-        """The half to write next; blocks only if the copies out of it have not run yet."""
-        half = self._halves[self._next]
-        self._next ^= 1
-        if half.copied is not None and not half.copied.done():
-            self.num_waits += 1
-            half.copied.wait()
-        half.copied = None
-        return half
+    @property
+    def num_waits(self) -> int:
+        """How often the host had to wait for a copy before planning; 0 in a healthy run (I33)."""
+        return self._halves.num_waits
 
     def _wrapper_of(self, shape: BatchShape) -> Any:
         """The one that is captured, and planned with before every replay."""

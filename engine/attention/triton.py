@@ -168,7 +168,8 @@ def decode(
     group = heads // kv_heads
     tile = tile or decode_tile_for(rows * kv_heads)
     longest = batch.shape.num_kv_blocks * block_size
-    splits = min(tile.max_splits, max(1, tile.programs // (rows * kv_heads)), -(-longest // tile.tile))
+    # Powers of two, since every other number of splits is compiled anew while rows grow.
+    splits = min(tile.max_splits, max(1, tile.programs // (rows * kv_heads)), power_of_two(-(-longest // tile.tile)))
     options = decode_options(tile, group, queries, kv_heads, head_dim, window is not None, splits)
     partial = partial_log = None
     if splits > 1:

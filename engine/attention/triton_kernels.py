@@ -20,7 +20,7 @@ def share_of_split(first, length, SPLITS: tl.constexpr, TILE: tl.constexpr):
     return tl.cdiv(tl.cdiv(length - first, SPLITS), TILE) * TILE
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])  # it grows with the longest row, and 1 or 16 would compile anew
 def decode_kernel(
     q,
     keys,
@@ -155,7 +155,7 @@ def combine_kernel(
     tl.store(out + place * HEAD_DIM + column, mean.to(out.dtype.element_ty), mask=column < HEAD_DIM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "first_row", "num_rows"])
 def prefill_kernel(
     q,
     keys,

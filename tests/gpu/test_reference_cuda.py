@@ -62,7 +62,7 @@ def serve(folder: Path, params: list[SamplingParams], lengths: tuple[int, ...], 
         requests = prompts(engine.resolved.vocab_size, lengths)
         outputs = engine.generate(requests, params, progress=False)
         check_idle(engine)
-        if engine.resolved.graphs:
+        if engine.runner.graphs:
             assert engine.counters.graph_hits > 20
             assert engine.counters.graph_misses == 0
     return outputs

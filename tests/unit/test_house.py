@@ -171,7 +171,10 @@ class TestScripts:
         assert check_house.check_shell(script) == ["run: no line 'set -euo pipefail'"]
 
     def test_ci_calls_the_tests_last_so_that_their_exit_code_is_its_own(self) -> None:
-        assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == "make test"
+        lines = (ROOT / ".ci" / "run").read_text().splitlines()
+
+        assert lines[-2:] == ["make test", "make test-ui"]
+        assert "set -euo pipefail" in lines  # or the first of them could fail unseen
 
 
 class TestMakefile:

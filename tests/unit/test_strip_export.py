@@ -6,8 +6,10 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from tests.nsys_exports import NVTX_2023, RUNTIME_2023, about, nvtx_names, nvtx_range, strings, write_tables
-from tools.strip_export import strip_export
+from tools.strip_export import main, strip_export
 from tracing.nsys_import import read_nsys
 
 SHIPPED = Path(__file__).resolve().parents[2] / "notebooks" / "data" / "nsys" / "nsys.sqlite"
@@ -40,6 +42,31 @@ def test_nothing_of_the_machine_is_left_in_the_file(tmp_path: Path) -> None:
     strip_export(export(tmp_path / "in.sqlite"), tmp_path / "out.sqlite")
 
     assert b"secret" not in (tmp_path / "out.sqlite").read_bytes()
+
+
+def test_a_wrong_call_is_one_line_that_leaves_nothing_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target, text = export(tmp_path / "in.sqlite"), tmp_path / "out.sqlite", tmp_path / "text.sqlite"
+    text.write_text("TOKEN=secret-token", encoding="utf-8")
+    before = source.read_bytes()
+    for arguments, fault in (
+        ([], "takes IN and OUT, got 0 arguments"),
+        ([source], "got 1 arguments"),
+        ([source, source], "IN and OUT are both"),
+        ([tmp_path / "none", target], "none: No such file"),
+        ([text, target], "text.sqlite is no SQLite export of Nsight Systems"),
+    ):
+        assert main([str(one) for one in arguments]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("strip_export: ")
+        assert fault in said
+        assert said.count("\n") == 1
+        assert not target.exists()
+    assert source.read_bytes() == before
+
+    assert main([str(source), str(target)]) == 0
+    assert len(read_nsys(target).spans) == 2
 
 
 def test_what_is_shipped_is_stripped() -> None:

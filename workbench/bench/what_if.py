@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from statistics import median
@@ -20,6 +20,7 @@ from tracing.what_if import WhatIf, what_if
 from workbench.bench.results import Leg, Result
 from workbench.bench.small import PROMPT, decode_config, serve_rows
 from workbench.bench.workplace import Workplace
+from workbench.delays import delayed, host_pause
 
 _PAIRS, _PAIRS_QUICK = 5, 1
 _OUTPUT, _OUTPUT_QUICK = 32, 12
@@ -122,7 +123,7 @@ def _delayed(engine: Engine, work: str, delay_s: float) -> AbstractContextManage
 @contextmanager
 def _delayed_phase(engine: Engine, phase: Phase, delay_s: float) -> Iterator[list[int]]:
     """At the border behind the phase; for the schedule that is a longer phase."""
-    pause = _spin if engine.device.kind == "cuda" else time.sleep
+    pause = host_pause(engine)
     taken_ns: list[int] = []
 
     def watch(border: Border) -> None:
@@ -138,21 +139,10 @@ def _delayed_phase(engine: Engine, phase: Phase, delay_s: float) -> Iterator[lis
         engine.controller.watch = before
 
 
-def _spin(delay_s: float) -> None:
-    """As a host that works; beside the thread device a sleep, since spinning would take the interpreter from it."""
-    until_ns = time.perf_counter_ns() + round(delay_s * 1e9)
-    while time.perf_counter_ns() < until_ns:
-        pass
-
-
 @contextmanager
 def _delayed_worker(engine: Engine, delay_s: float) -> Iterator[list[int]]:
-    before: Mapping[str, float] = engine.device.op_sleep_s
-    engine.device.op_sleep_s = {**before, "forward": before.get("forward", 0.0) + delay_s}
-    try:
+    with delayed(engine, {"device forward": delay_s}):
         yield []
-    finally:
-        engine.device.op_sleep_s = before
 
 
 @contextmanager

@@ -41,3 +41,28 @@ class TestAutomaticGraphs:
 
         assert resolved.config.graphs == graphs
         assert resolved.config.graph_non_decode
+
+
+class SmallCuda(NamedCuda):
+    """A GPU of 8 MiB, of which 4 are taken."""
+
+    def memory_bytes(self) -> int:
+        return 8 << 20
+
+    def used_bytes(self) -> int:
+        return 4 << 20
+
+
+class TestAutomaticPool:
+    def test_holds_every_request_at_its_longest_where_there_is_room(self) -> None:
+        config = EngineConfig(max_requests=4, max_sequence_length=64)
+
+        assert resolve_config(config, load_model("shape:tiny"), InlineDevice()).num_blocks == 4 * 64 // 16
+
+    def test_takes_half_of_what_is_free_on_cuda(self) -> None:
+        """A GPU of 139 GiB once held 11 requests, because the pool stopped at the CPU's 1 GiB."""
+        loaded = load_model("shape:tiny")
+        block_bytes = 16 * sum(state.bytes_per_token() for state in loaded.model.cache_layout())
+        config = EngineConfig(max_requests=2048, max_sequence_length=2048)
+
+        assert resolve_config(config, loaded, SmallCuda()).num_blocks == (2 << 20) // block_bytes

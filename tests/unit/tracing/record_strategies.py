@@ -79,6 +79,7 @@ def iterations(draw: st.DrawFn) -> IterationRecord:
         wasted_rows=draw(st.dictionaries(words, whole, max_size=2)),
         graph=draw(st.none() | graphs),
         void_reasons=draw(st.lists(words, max_size=2).map(tuple)),
+        num_device=draw(st.none() | whole),
         **{name: draw(whole) for name in counts},
     )
 
@@ -94,6 +95,7 @@ requests = st.builds(
     num_prompt_tokens=whole,
     num_output_tokens=whole,
     finish_reason=st.none() | words,
+    void_reasons=st.lists(words, max_size=2).map(tuple),
 )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.tracing.traces import batch, detail, device, phase, record, wait
 from tracing.analysis import iteration_table, measured_windows, request_latency, summarise
-from tracing.records import GraphUse, IterationRecord, RequestRecord, Span
+from tracing.records import TRACE_EDGE, GraphUse, IterationRecord, RequestRecord, Span
 from tracing.summary import Spread
 
 
@@ -125,6 +125,14 @@ class TestDevice:
             ("copy", "publish", "decode", 2),
         ]
 
+    def test_two_runs_between_which_the_numbers_started_anew_are_two_samples(self) -> None:
+        """A reviewer's find: the second run's device times were added to the first's, or left out."""
+        spans = [device("forward", 5, 15, 3, enqueued=4), device("forward", 105, 135, 3, enqueued=104)]
+        records = [record(3, 0, 20, launched=batch(3)), record(3, 100, 140, launched=batch(3))]
+        for order in (records, records[::-1]):
+            (row,) = summarise(spans, order).device.phases
+            assert row.time == Spread.of([10, 30])
+
     def test_pieces_of_one_name_in_one_iteration_are_one_sample(self) -> None:
         spans = [device("forward", 0, 5), device("forward", 6, 9)]
         (row,) = summarise(spans, [record(0, 0, 10, launched=batch(0))]).device.phases
@@ -218,6 +226,20 @@ class TestRequests:
         latency = request_latency([before, across, running], void)
         assert (latency.count, latency.num_void) == (1, 2)
         assert latency.ttft == Spread.of([50])
+
+    def test_requests_that_say_so_are_left_out_without_any_record_of_the_iteration(self) -> None:
+        """A reviewer's find: they counted again as soon as the ring had lost that record."""
+        marked = RequestRecord(request_id="a", arrival_ns=0, finished_ns=90, void_reasons=("hand_stepped",))
+        other = RequestRecord(request_id="b", arrival_ns=0, finished_ns=80)
+        for kept in ([], [record(7, 100, 200)], [record(7, 100, 200, void_reasons=("debugger",))]):
+            latency = request_latency([marked, other], kept)
+            assert (latency.count, latency.num_void) == (1, 1)
+            assert latency.e2e == Spread.of([80])
+
+    def test_device_work_that_is_not_known_says_nothing_against_a_request(self) -> None:
+        edge = [record(0, 100, 200, void_reasons=(TRACE_EDGE,))]
+        latency = request_latency([RequestRecord(request_id="a", arrival_ns=0, finished_ns=150)], edge)
+        assert (latency.count, latency.num_void) == (1, 0)
 
 
 class TestEmpty:

@@ -134,6 +134,13 @@ class TestWhatItHolds:
         assert left.args == {"iteration": 3}
         assert kept.args["order"] == "OVERLAP"
 
+    def test_after_a_reset_a_span_has_the_args_of_its_own_run(self, path: Path) -> None:
+        """A reviewer's find: all had those of the last iteration of that number, or none."""
+        spans = [phase("prepare", 0, 5, 3), phase("prepare", 20, 25, 3)]
+        trace = trace_of(spans, [record(3, 0, 9, order="primer"), record(3, 20, 30, order="legacy")])
+
+        assert [one.args["order"] for one in written(trace, path).track("host")] == ["primer", "legacy"]
+
     def test_a_request_has_its_stages_inside_and_a_running_one_lasts_to_the_end(self, path: Path) -> None:
         done = RequestRecord(
             request_id="a", arrival_ns=0, admitted_ns=10, first_token_ns=30, finished_ns=90, finish_reason="length"
@@ -225,6 +232,14 @@ class TestArrows:
         [(_, waiting)] = written(trace_of(spans), path).flows("result")
 
         assert waiting.start_ns == 14
+
+    def test_a_copy_of_an_iteration_that_a_reset_ended_is_not_tied_to_a_wait_of_the_next_run(self, path: Path) -> None:
+        left = device("fetch", 12, 20, 3, lane="copy", enqueued=10)
+        spans = [left, wait(105, 130, 3), device("fetch", 110, 120, 3, lane="copy", enqueued=104)]
+
+        [(copy, _)] = written(trace_of(spans, [record(3, 100, 140)]), path).flows("result")
+
+        assert copy.start_ns == 98, "times begin with the trace's first, at 12"
 
     def test_an_arrow_leaves_the_phase_though_something_in_it_ended_before(self, path: Path) -> None:
         """Perfetto ties an arrow to what began last on a track, ended or not."""

@@ -132,8 +132,8 @@ class TestNotes:
     def test_bound_what_overlap_can_save_by_the_idle_time_of_a_mean_legacy_step(self) -> None:
         limit, *rest = comparison_notes({"legacy": steps("legacy"), "async": steps("overlap")})
         assert limit == (
-            "Of a mean legacy step of 10.0 ms the host exposes 1,000 µs (10.0 %); with the wake-ups around it the "
-            "device idles 1,333 µs (13.3 %): more than that overlap cannot save here. "
+            "Of a mean legacy step of 10.0 ms the host exposes 1,000 µs (10.0 %); with launch latency, wake-up and the "
+            "time between phases the device idles 1,333 µs (13.3 %): more than that overlap cannot save here. "
             "One run each: differences above that are this machine's noise."
         ), "two bubbles of 2 ms over three steps"
         assert rest == [ADMISSION_NOTE, KINDS_NOTE]

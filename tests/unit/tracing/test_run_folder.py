@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -19,9 +20,9 @@ from hypothesis import given
 
 from tests.unit.tracing import record_strategies as some
 from tests.unit.tracing.traces import batch, device, phase, record
-from tracing import run_folder
-from tracing.records import Category, RequestRecord, Span
-from tracing.run_folder import RunFolderError, check_target, read_run, write_run
+from tracing import run_folder, schemas
+from tracing.records import Category, GraphUse, RequestRecord, Span
+from tracing.run_folder import REMEDY, RunFolderError, check_target, read_run, write_run
 from tracing.trace import Records, Trace
 
 FILES = ("config.json", "spans.parquet", "iterations.parquet", "requests.parquet")
@@ -56,6 +57,33 @@ def without(column: str) -> Callable[[pa.Table], pa.Table]:
 
 def with_column(name: str, column: pa.Array) -> Callable[[pa.Table], pa.Table]:
     return lambda table: table.set_column(table.column_names.index(name), name, column)
+
+
+def damaged(path: Path, data: bytes, rng: random.Random) -> bytes:
+    """A file with one kind of damage."""
+    kind = rng.choice(["flip", "flip", "cut", "lose", "drop"])
+    place = rng.randrange(len(data))
+    if kind == "flip":
+        return data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :]
+    if kind == "cut":
+        return data[:place]
+    if kind == "lose":
+        return data[:place] + data[place + rng.randrange(1, 20) :]
+    if path.suffix == ".json":
+        value = json.loads(data)
+        holder = value[0] if isinstance(value, list) else value
+        del holder[rng.choice(sorted(holder))]
+        return json.dumps(value).encode()
+    table, buffer = parquet.ParquetFile(path).read(), pa.BufferOutputStream()
+    parquet.write_table(table.drop_columns([rng.choice(table.column_names)]), buffer)
+    return bytes(buffer.getvalue().to_pybytes())
+
+
+def read_or_refusal(folder: Path) -> Trace | str:
+    try:
+        return read_run(folder)
+    except RunFolderError as error:
+        return str(error)
 
 
 @pytest.fixture
@@ -94,6 +122,23 @@ class TestRoundTrip:
         edit_config(run, mood="good")
 
         assert read_run(run) == small_trace()
+
+    @pytest.mark.parametrize(
+        ("table", "columns"),
+        [
+            ("spans", "duration_ns"),
+            ("iterations", "duration_ns host_ns wait_ns other_ns hidden_ns exposed_ns busy_ns is_void"),
+            ("iterations", "consumed_kind launched_kind"),
+            ("requests", "queue_delay_ns ttft_ns tpot_ns e2e_ns is_void"),
+        ],
+    )
+    def test_columns_that_follow_from_others_may_be_missing(self, run: Path, table: str, columns: str) -> None:
+        edit_table(run, table, lambda found: found.drop_columns(columns.split()))
+
+        again = read_run(run)
+
+        assert again == small_trace()
+        assert getattr(again, table).equals(getattr(small_trace(), table)), "they are worked out again"
 
     def test_outputs_stand_in_a_file_of_their_own(self, tmp_path: Path) -> None:
         plain = write_run(small_trace(), tmp_path / "plain")
@@ -218,6 +263,20 @@ class TestReading:
 
         self.refused(run, "config.json", "is not the head of a run")
 
+    def test_every_other_column_is_needed(self, run: Path) -> None:
+        derived = (
+            "duration_ns host_ns wait_ns other_ns hidden_ns exposed_ns busy_ns is_void consumed_kind launched_kind "
+        )
+        derived += "queue_delay_ns ttft_ns tpot_ns e2e_ns"
+        later: dict[str, set[str]] = {"spans": set(), "iterations": {"num_device"}, "requests": {"void_reasons"}}
+        for table, added in later.items():
+            path = run / f"{table}.parquet"
+            data = path.read_bytes()
+            for column in set(parquet.read_schema(path).names) - set(derived.split()) - added:
+                edit_table(run, table, without(column))
+                self.refused(run, path.name, f"column {column} is missing")
+                path.write_bytes(data)
+
     def test_a_newer_format(self, run: Path) -> None:
         edit_config(run, version=run_folder.VERSION + 1)
 
@@ -254,6 +313,82 @@ class TestReading:
         write_run(small_trace(), run, overwrite=True)
         edit_table(run, "spans", with_column("args", pa.array([None, "[1]"])))
         self.refused(run, "args holds '[1]'")
+
+    @pytest.mark.parametrize("name", ["config.json", "outputs.json"])
+    @pytest.mark.parametrize("depth", [100, 100_000])
+    def test_a_file_nested_too_deeply(self, run: Path, name: str, depth: int) -> None:
+        """A RecursionError came out: of the reader, or of whoever printed what had been read."""
+        deep = "[" * depth + "]" * depth
+        (run / name).write_text(deep)
+        self.refused(run, name, "damaged: it is nested too deeply", REMEDY)
+
+        (run / name).write_text(json.dumps({"a": 0}).replace("0", deep))
+        self.refused(run, name, "damaged: it is nested too deeply")
+
+    @pytest.mark.parametrize(
+        ("column", "kind", "leader"),
+        [
+            ("launched_num_tokens", pa.int64(), "launched_iteration"),
+            ("launched_num_prefill", pa.int64(), "launched_iteration"),
+            ("launched_num_decode", pa.int64(), "launched_iteration"),
+            ("launched_request_ids", schemas.NAMES, "launched_iteration"),
+            ("graph_hit", pa.bool_(), "graph_label"),
+            ("graph_padding_tokens", pa.int64(), "graph_label"),
+            ("graph_num_decode", pa.int64(), "graph_num_tokens"),
+        ],
+    )
+    def test_half_a_batch_or_graph(self, run: Path, column: str, kind: pa.DataType, leader: str) -> None:
+        """None in place of a batch's numbers broke whoever added them up."""
+        graph = GraphUse(label="bucket", hit=True, dims=(1, 0, 1))
+        records = Records(iterations=[record(0, 0, 10, launched=batch(), graph=graph)])
+        write_run(Trace(name="x", records=records), run, overwrite=True)
+        edit_table(run, "iterations", with_column(column, pa.array([None], kind)))
+
+        self.refused(run, "iterations.parquet", f"column {column} holds a null in row 0, where {leader} holds", REMEDY)
+
+    @pytest.mark.parametrize("name", FILES[1:])
+    def test_a_flipped_byte(self, run: Path, name: str) -> None:
+        """Arrow does not look: what lay in a page came back as other numbers, or as an error of pyarrow's."""
+        data = (run / name).read_bytes()
+        footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+        for place in range(4, footer, 19):
+            (run / name).write_bytes(data[:place] + bytes([data[place] ^ 0x40]) + data[place + 1 :])
+            found = read_or_refusal(run)
+            if isinstance(found, str):
+                assert name in found
+                assert "\n" not in found
+            else:
+                assert found == small_trace(), f"byte {place} changes what is read"
+
+    def test_a_flipped_byte_in_a_file_without_checksums(self, run: Path) -> None:
+        """As earlier versions wrote them: an index of a word that is not there came out as an IndexError."""
+        edit_table(run, "spans", lambda table: table)
+        path = run / "spans.parquet"
+        data = path.read_bytes()
+        for place in range(4, 200):
+            path.write_bytes(data[:place] + bytes([data[place] ^ 0x80]) + data[place + 1 :])
+            found = read_or_refusal(run)
+            assert not isinstance(found, str) or found.startswith(f"{path} is damaged"), f"byte {place}"
+
+    @pytest.mark.parametrize("seed", range(8))
+    def test_whatever_is_damaged_it_reads_or_is_refused_in_one_line(self, tmp_path: Path, seed: int) -> None:
+        """Flipped and lost bytes, cut files, dropped keys and columns, in every file of a run."""
+        rng = random.Random(seed)
+        outputs = [{"request_id": "r0", "prompt_token_ids": [1], "output_token_ids": [2, 3], "text": "é"}]
+        run = write_run(small_trace(outputs=outputs, config={"mode": "async", "graphs": [1, 2]}), tmp_path / "run")
+        whole = {path: path.read_bytes() for path in sorted(run.iterdir())}
+        refused = 0
+        for number in range(120):
+            path = sorted(whole)[number % len(whole)]
+            path.write_bytes(damaged(path, whole[path], rng))
+            found = read_or_refusal(run)
+            if isinstance(found, str):
+                refused += 1
+                assert found.startswith(str(run))
+                assert path.name in found
+                assert "\n" not in found
+            path.write_bytes(whole[path])
+        assert 30 < refused < 120
 
     @pytest.mark.parametrize("content", ["{", "{}", "[1]"])
     def test_damaged_outputs(self, run: Path, content: str) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests.unit.tracing import record_strategies as some
 from tests.unit.tracing.traces import batch, device, phase, record, wait
+from tracing.from_tables import iterations_of, requests_of
 from tracing.records import BatchInfo, Category, GraphUse, IterationRecord, RequestRecord, Span
 from tracing.tables import iterations_table, requests_table, spans_table
 from tracing.trace import Records, Trace
@@ -37,11 +38,13 @@ COLUMNS = {
         launched_request_ids list<element: string not null>?, outputs int64, new_tokens int64,
         wasted_rows map<string; int64>, graph_label word?, graph_hit bool?, graph_num_tokens int64?,
         graph_num_prefill int64?, graph_num_decode int64?, graph_miss_reason word?, graph_padding_tokens int64?,
-        rows_released int64, rows_moved int64, free_blocks int64, num_waiting int64, num_active int64""",
+        rows_released int64, rows_moved int64, free_blocks int64, num_waiting int64, num_active int64,
+        num_device int64?""",
     "requests": """
         request_id string, arrival_ns int64, admitted_ns int64?, first_token_ns int64?, finished_ns int64?,
         token_times_ns list<element: int64 not null>, num_prompt_tokens int64, num_output_tokens int64,
-        finish_reason word?, queue_delay_ns int64?, ttft_ns int64?, tpot_ns double?, e2e_ns int64?, is_void bool""",
+        finish_reason word?, queue_delay_ns int64?, ttft_ns int64?, tpot_ns double?, e2e_ns int64?, is_void bool,
+        void_reasons list<element: string not null>""",
     "phases": """
         iteration int64, phase word, batch word, mode word, order word, reason word, start_ns int64, end_ns int64,
         host_ns int64, wait_ns int64, hidden_ns int64?, exposed_ns int64?, is_void bool""",
@@ -268,6 +271,37 @@ class TestValues:
         trace = trace_of([left], [record(0, 20, 40, launched=batch())])
 
         assert rows(trace.device, "batch", "is_void") == [("-", None)]
+
+    def test_after_a_reset_device_work_and_phases_are_filed_under_the_run_they_are_of(self) -> None:
+        spans = [
+            phase("prepare", 2, 6),
+            device("forward", 10, 20, enqueued=5),
+            phase("prepare", 102, 108),
+            device("forward", 110, 150, enqueued=105),
+        ]
+        first = record(0, 0, 30, launched=batch(prefill=1, decode=0), void_reasons=("debugger",))
+        trace = trace_of(spans, [first, record(0, 100, 160, launched=batch())])
+
+        assert rows(trace.device, "batch", "duration_ns", "is_void") == [("prefill", 10, True), ("decode", 40, False)]
+        assert rows(trace.phases, "batch", "start_ns", "end_ns") == [("prefill", 2, 6), ("decode", 102, 108)]
+        (of_device,) = trace.summary.device.phases
+        assert (of_device.batch, of_device.time.total_ns, of_device.time.count) == ("decode", 40, 1)
+
+    def test_requests_say_themselves_what_void_iteration_they_lived_through(self) -> None:
+        marked = RequestRecord(request_id="r", arrival_ns=0, finished_ns=9, void_reasons=("hand_stepped",))
+        table = requests_table([marked, RequestRecord(request_id="s", arrival_ns=0, finished_ns=9)])
+
+        assert rows(table, "is_void", "void_reasons") == [(True, ["hand_stepped"]), (False, [])]
+
+    def test_of_earlier_versions_say_neither_what_was_noted_nor_what_was_lived_through(self) -> None:
+        trace = one_of_everything()
+        (first, _), (request, _) = (
+            iterations_of(trace.iterations.drop_columns(["num_device"])),
+            requests_of(trace.requests.drop_columns(["void_reasons"])),
+        )
+
+        assert (first, first.num_device) == (trace.records.iterations[0], None)
+        assert (request, request.void_reasons) == (trace.records.requests[0], ())
 
     def test_bubbles_are_those_of_the_summary_and_blame_fills_them(self) -> None:
         trace = one_of_everything()

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from tracing.importing import TraceImportError
 from workbench import load_run
 from workbench.cli import main
+from workbench.writable import check_file, check_folder
 
 SMALL = ["--max-requests", "4", "--max-batch-tokens", "128", "--max-sequence-length", "96", "--num-blocks", "24"]
 ORACLE = ["--model", "oracle", *SMALL]
@@ -200,10 +202,75 @@ class TestReport:
     ) -> None:
         assert main(["report", folders[0], "--out", "/proc/report.html"]) == 2
 
-        assert capsys.readouterr().err.startswith("workbench: error: cannot use /proc/report.html")
+        assert capsys.readouterr().err.startswith("workbench: error: --out /proc/report.html cannot be")
+
+
+class TestPlaces:
+    """What a command is to write was found to be unwritable only when the run was over."""
+
+    @pytest.mark.parametrize(
+        ("argv", "option"),
+        [
+            (["run", *ORACLE, *WORK, "--save", "/proc/new/run"], "--save"),
+            (["run", *ORACLE, *WORK, "--report", "/proc/new/run.html"], "--report"),
+            (["compare", *ORACLE, *WORK, "--save", "/proc/new"], "--save"),
+            (["compare", *ORACLE, *WORK, "--report", "/proc"], "--report"),
+            (["report", "/nowhere", "--out", "/proc/report.html"], "--out"),
+            (["demo", "--model", "oracle", "--out", "/proc/demo"], "--out"),
+            (["bench", "host", "--quick", "--out", "/proc/bench"], "--out"),
+            (["profile", "--tool", "torch", *ORACLE, *WORK, "--out", "/proc/profile"], "--out"),
+            (["export", "/nowhere", "--chrome", "/proc/trace.json"], "--chrome"),
+        ],
+        ids=lambda value: "-".join(value[:1]) if isinstance(value, list) else value,
+    )
+    def test_that_cannot_be_written_are_told_before_anything_runs(
+        self, argv: list[str], option: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def ran(*_: object, **__: object) -> None:
+            raise AssertionError("it ran")
+
+        for name in ("workbench.loading.load_model", "workbench.profile._start", "workbench.export.read_run"):
+            monkeypatch.setattr(name, ran)
+
+        assert main(argv) == 2
+
+        streams = capsys.readouterr()
+        assert streams.out == ""
+        assert streams.err.startswith(f"workbench: error: {option} /proc")
+        assert "cannot be written" in streams.err
+        assert streams.err.count("\n") == 1
+
+    def test_that_can_be_written_are_left_as_they_were(self, tmp_path: Path) -> None:
+        old = tmp_path / "old.html"
+        old.write_text("mine", encoding="utf-8")
+
+        check_file("--report", old)
+        check_file("--report", tmp_path / "a" / "b" / "new.html")
+        check_folder("--save", tmp_path / "c" / "d")
+        check_folder("--save", tmp_path)
+
+        assert list(tmp_path.iterdir()) == [old]
+        assert old.read_text(encoding="utf-8") == "mine"
 
 
 class TestErrors:
+    def test_of_a_trace_with_several_lines_is_one_line(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        error = TraceImportError("trace.json is damaged:\n  line 3\n  line 4")
+        assert str(error) == "trace.json is damaged: line 3 line 4"
+
+        def refuse(*_: object) -> None:
+            raise error
+
+        for argv, name in (
+            (["export", "a", "--chrome", "b.json"], "workbench.export.read_run"),
+            (["report", "a", "--out", "/tmp/nowhere.html"], "workbench.saved_runs.read_run"),
+        ):
+            monkeypatch.setattr(name, refuse)
+            assert main(argv) == 2
+            assert capsys.readouterr().err == "workbench: error: trace.json is damaged: line 3 line 4\n"
+
     @pytest.mark.parametrize(
         ("argv", "message"),
         [
@@ -227,7 +294,7 @@ class TestErrors:
             (["report"], "required: RUN"),
             (["run", "--model", "/nowhere", "--save", "/proc/version"], "/proc/version is a file; a run is written as"),
             (["compare", "--model", "/nowhere", "--legs", "version", "--save", "/proc"], "/proc/version is a file"),
-            (["compare", *ORACLE, *WORK, "--legs", "turbo", "--save", "/nowhere"], "leg 'turbo' is unknown"),
+            (["compare", *ORACLE, *WORK, "--legs", "turbo", "--save", "/tmp/nowhere"], "leg 'turbo' is unknown"),
             (["fly"], "invalid choice: 'fly'"),
             ([], "required: COMMAND"),
         ],

@@ -106,6 +106,32 @@ class TestRunDemo:
         assert "The modes' ids DIFFER for 1 of 6 requests: request-2 at position" in say.text
         assert (tmp_path / "report.html").exists()
 
+    @pytest.mark.parametrize("has_other_ids", [False, True])
+    def test_says_what_differs_where_only_log_probabilities_do(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_other_ids: bool
+    ) -> None:
+        """It said that ids differ, "at position None"."""
+        workload = streaming_workload()
+        params = workload.requests[1].params.replace(logprobs=1)
+        specs = (workload.requests[0], replace(workload.requests[1], params=params), *workload.requests[2:])
+
+        def change(run: Run) -> Run:
+            first, second, third, *rest = run.outputs
+            assert second.logprobs is not None
+            rows = tuple({token: value - 1.0 for token, value in row.items()} for row in second.logprobs)
+            if has_other_ids:
+                third = replace(third, token_ids=(*third.token_ids[:-1], 0))
+            return replace(run, outputs=(first, replace(second, logprobs=rows), third, *rest))
+
+        tamper(monkeypatch, change)
+        say = Terminal()
+
+        assert run_demo(model=oracle(), out=tmp_path, say=say, workload=replace(workload, requests=specs)) == 1
+
+        what, count = ("ids and log-probabilities", 2) if has_other_ids else ("log-probabilities", 1)
+        assert f"The modes' {what} DIFFER for {count} of 6 requests: request-1 (log-probabilities of output" in say.text
+        assert "position None" not in say.text
+
     def test_runs_on_the_inline_device_without_times(self, tmp_path: Path) -> None:
         say = Terminal()
 

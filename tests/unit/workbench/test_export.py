@@ -65,11 +65,15 @@ class TestExport:
 
         assert starts(out) == [0, 500]
 
-    def test_a_torch_trace_lies_on_the_runs_clock(self, runs: list[Path], out: Path, tmp_path: Path) -> None:
+    def test_a_torch_trace_lies_on_the_runs_clock(
+        self, runs: list[Path], out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
         clocks = {CLOCK_KEY: [[BASE_NS, 1_000, 0], [BASE_NS, 1_000, 0]]}
         torch = write_kineto(tmp_path / "torch.json", [kernel(40, 60, 1)], **clocks)
 
         export(runs[0], "--chrome", out, "--torch", torch)
+
+        assert "note: recorded while the run ran; it holds no ranges of our names" in capsys.readouterr().out
 
         [one] = ChromeFile(out).of("kernel")
         assert (one.start_ns, one.end_ns) == (40, 60)
@@ -86,11 +90,14 @@ class TestExport:
 
     def test_what_cannot_be_is_told_in_one_line(self, runs: list[Path], out: Path, tmp_path: Path) -> None:
         lost = write_kineto(tmp_path / "torch.json", [kernel(27, 30, 1)])
+        later = {CLOCK_KEY: [[BASE_NS, 5_000, 0], [BASE_NS, 5_000, 0]]}
+        foreign = write_kineto(tmp_path / "other.json", [kernel(27, 30, 1)], **later)
         for words, fault in (
             ([runs[0], "--chrome", "x.txt"], "ends in .json"),
             ([*runs, "--chrome", out, "--torch", "t.json"], "belongs to one run"),
             ([runs[0], "--chrome", out, "--torch", tmp_path / "no.json"], "cannot be read"),
-            ([runs[0], "--chrome", out, "--torch", lost], f"{lost}: .*noting_clock"),
+            ([runs[0], "--chrome", out, "--torch", lost], f"--torch {lost}: .*noting_clock"),
+            ([runs[0], "--chrome", out, "--torch", foreign], f"--torch {foreign}: the trace is of another run"),
         ):
             with pytest.raises(UsageError, match=fault) as caught:
                 export(*words)

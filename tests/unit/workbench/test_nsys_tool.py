@@ -59,6 +59,21 @@ class TestFinding:
 
         assert "2025.3.1" in find_nsys(root=nothing_installed).path.parts
 
+    @pytest.mark.parametrize(
+        ("pattern", "older", "newer"),
+        [
+            ("opt/nvidia/nsight-systems/{}/bin/nsys", "2024.9.1", "2024.10.1"),
+            ("usr/local/cuda-{}/bin/nsys", "9.2", "13.0"),
+        ],
+    )
+    def test_versions_are_numbers_and_no_text(
+        self, nothing_installed: Path, pattern: str, older: str, newer: str
+    ) -> None:
+        program(nothing_installed / pattern.format(older))
+        found = program(nothing_installed / pattern.format(newer))
+
+        assert find_nsys(root=nothing_installed).path == found
+
     def test_finds_nothing_where_there_is_none_and_says_what_to_do(self, nothing_installed: Path) -> None:
         with pytest.raises(NsysError, match=r"is not here; install NVIDIA Nsight Systems .*WORKBENCH_NSYS="):
             find_nsys(root=nothing_installed)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,17 +15,47 @@ from typing import Any
 import pytest
 
 from tests.fake_nsys import OFFSET_NS, make_fake_nsys, there_is_nsys
+from tests.unit.tracing.test_run_folder import damaged
+from tracing.recorder import Recorder
 from workbench import profiled
 from workbench.cli import main
 from workbench.nsys_tool import NSYS_VARIABLE
-from workbench.profile_job import Job, ProfileError, Stretch, parse_stretch, read_captured, write_job
+from workbench.profile_job import (
+    Captured,
+    Job,
+    ProfileError,
+    Stretch,
+    parse_stretch,
+    read_captured,
+    read_job,
+    write_captured,
+    write_job,
+)
 from workbench.session import Session
 
+CAPTURED = Captured(
+    first=0, last=3, session_id=1, nvtx="on", epoch_offset_ns=7, versions={"nvtx": "0.2.11", "torch": "2.13.0"}
+)
 WORKLOAD = "fixed:requests=4,input=6,output=12"
 SMALL = ["--model", "oracle", "--workload", WORKLOAD, "--device", "inline", "--max-sequence-length", "64"]
 GRAPHS = ["--graphs", "4", "--no-graph-non-decode"]
 CLOSE_NS = 1_000_000
 """Of a median, and generous; docs/metrics.md has what was measured."""
+
+
+def a_job() -> Job:
+    config = {"device": "inline", "max_requests": 4, "max_sequence_length": 64}
+    return Job(tool="nsys", model="oracle", workload=WORKLOAD, clock=None, config=config)
+
+
+def refusal(folder: Path) -> str:
+    """What is said of a damaged profile; empty where it can be read."""
+    try:
+        read_job(folder)
+        read_captured(folder)
+    except ProfileError as error:
+        return str(error)
+    return ""
 
 
 def profile(folder: Path, *more: str, tool: str = "nsys", status: int = 0) -> dict[str, Any]:
@@ -35,7 +68,7 @@ def profile(folder: Path, *more: str, tool: str = "nsys", status: int = 0) -> di
 def error_of(capsys: pytest.CaptureFixture[str], *call: str) -> str:
     """The one line that a failing command prints."""
     capsys.readouterr()
-    assert main(["profile", *SMALL, *call]) == 2
+    assert main(["profile", *(() if "--read" in call else SMALL), *call]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line
 
@@ -149,9 +182,7 @@ class TestFaults:
     def test_what_the_program_cannot_do_comes_back_in_one_line(
         self, tmp_path: Path, change: dict[str, Any], words: str
     ) -> None:
-        config = {"device": "inline", "max_requests": 4, "max_sequence_length": 64}
-        job = Job(tool="nsys", model="oracle", workload=WORKLOAD, clock=None, config=config)
-        write_job(replace(job, **change), tmp_path)
+        write_job(replace(a_job(), **change), tmp_path)
 
         assert profiled.main(tmp_path) == 2
         with pytest.raises(ProfileError, match=re.escape(words)):
@@ -164,8 +195,54 @@ class TestFaults:
         with pytest.raises(ProfileError, match=r"captured\.json is damaged"):
             read_captured(tmp_path)
 
-    def test_an_empty_folder_is_told(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert "ended before it captured anything" in error_of(capsys, "--tool", "nsys", "--read", str(tmp_path))
+    @pytest.mark.parametrize("key", ["nvtx", "torch"])
+    def test_a_result_without_a_version_is_told(
+        self, tmp_path: Path, key: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A KeyError came out when the table's head was written."""
+        write_job(a_job(), tmp_path)
+        write_captured(CAPTURED, tmp_path)
+        path = tmp_path / "captured.json"
+        found = json.loads(path.read_text(encoding="utf-8"))
+        del found["versions"][key]
+        path.write_text(json.dumps(found), encoding="utf-8")
+
+        line = error_of(capsys, "--tool", "nsys", "--read", str(tmp_path))
+        assert f"{path} is damaged: versions must name nvtx and torch; make the profile again" in line
+
+    @pytest.mark.parametrize("name", ["captured.json", "job.json"])
+    @pytest.mark.parametrize("seed", range(4))
+    def test_whatever_is_damaged_it_reads_or_is_refused_in_one_line(self, tmp_path: Path, name: str, seed: int) -> None:
+        rng, path = random.Random(seed), tmp_path / name
+        write_job(a_job(), tmp_path)
+        write_captured(CAPTURED, tmp_path)
+        data, refused = path.read_bytes(), 0
+        for _ in range(150):
+            path.write_bytes(damaged(path, data, rng))
+            said = refusal(tmp_path)
+            refused += bool(said)
+            assert re.fullmatch(rf"({re.escape(str(path))} is damaged: [^\n]+)?", said)
+        assert 40 < refused < 150
+        path.write_text('{"versions": ' + "[" * 100_000 + "]" * 100_000 + "}", encoding="utf-8")
+        with pytest.raises(ProfileError, match="is damaged"):
+            read_captured(tmp_path) if name == "captured.json" else read_job(tmp_path)
+
+    def test_more_iterations_than_the_recorder_keeps_are_told(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The comparison would have called ranges missing that the ring had let go."""
+
+        def session(*args: Any, **more: Any) -> Session:
+            return Session(*args, **more, recorder=Recorder(capacity=80))
+
+        monkeypatch.setattr(profiled, "Session", session)
+        write_job(a_job(), tmp_path)
+
+        assert profiled.main(tmp_path) == 2
+        with pytest.raises(ProfileError, match="13 iterations are more than the recorder keeps: capture fewer"):
+            read_captured(tmp_path)
+        write_job(replace(a_job(), stretch=Stretch(first=2, last=4)), tmp_path)
+        assert profiled.main(tmp_path) == 0
 
     def test_a_program_that_dies_without_a_word_leaves_its_log(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -198,6 +275,75 @@ def test_capture_without_a_profiler_is_a_run() -> None:
         done = session.capture()
 
         assert [len(output.token_ids) for output in done] == [4]
+
+
+class TestReading:
+    """``--read nope`` said that the program had ended too soon, and flags of a run went unheard."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        write_job(a_job(), tmp_path)
+        return tmp_path
+
+    def test_of_a_folder_that_is_not_there_says_so(self, capsys: pytest.CaptureFixture[str]) -> None:
+        line = error_of(capsys, "--tool", "nsys", "--read", "nope")
+        assert "--read nope: there is no such folder; name one that workbench profile made" in line
+
+    def test_of_a_folder_without_a_profile_says_so(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "holds no profile: it has no job.json" in error_of(capsys, "--tool", "nsys", "--read", str(tmp_path))
+
+    def test_of_a_profile_that_captured_nothing_says_so(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "ended before it captured anything" in error_of(capsys, "--tool", "nsys", "--read", str(folder))
+
+    def test_of_another_tools_profile_says_so(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        line = error_of(capsys, "--tool", "torch", "--read", str(folder))
+        assert "was made with --tool nsys; say so instead of --tool torch" in line
+
+    @pytest.mark.parametrize(
+        "flags",
+        [
+            ["--model", "oracle"],
+            ["--workload", WORKLOAD],
+            ["--clock", "wall"],
+            ["--iterations", "3"],
+            ["--when", "start"],
+            ["--graph-trace", "graph"],
+            ["--out", "other"],
+            ["--config", "engine.yaml"],
+            ["--max-requests", "4"],
+            ["--no-graph-non-decode"],
+        ],
+        ids=lambda flags: flags[0],
+    )
+    def test_takes_no_flag_of_a_run(self, folder: Path, flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        line = error_of(capsys, "--tool", "nsys", "--read", str(folder), *flags)
+        assert f"--read runs nothing, so {flags[0].replace('--no-', '--')} cannot go with it" in line
+
+
+class TestCapture:
+    def test_waits_for_the_device_before_the_profiler_stops(self) -> None:
+        """Without that a tool missed the work of the last iteration."""
+        said: list[str] = []
+        with Session("oracle", device="inline", max_requests=2, max_sequence_length=64) as session:
+            honest = session.engine.device.synchronize
+
+            def synchronize() -> None:
+                said.append("waited")
+                honest()
+
+            @contextmanager
+            def capture() -> Iterator[None]:
+                said.append("began")
+                yield
+                said.append("ended")
+
+            session.engine.device.synchronize = synchronize  # type: ignore[method-assign]
+            session.recorder.capture = capture  # type: ignore[method-assign, assignment]
+            session.submit([1, 2, 3], max_tokens=4, ignore_eos=True)
+
+            session.capture(2)
+
+        assert said[:3] == ["began", "waited", "ended"]
 
 
 class TestFolder:

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +21,12 @@ from tracing.comparison import ADMISSION_NOTE, KINDS_NOTE
 from tracing.recorder import Recorder
 from tracing.records import PHASE_COLOURS, Category, IterationRecord, RequestRecord, Span
 from tracing.windows import host_work
+from workbench.border_view import step_borders
 from workbench.report import RunView, differing_fields, render_report, write_report
-from workbench.report_border import Border, BorderInput, find_borders
+from workbench.report_border import Border, BorderInput, Choice, border_input, find_borders
 from workbench.report_data import ORDER_COLOURS, initial_views, run_data
 from workbench.report_idle import idle_groups
+from workbench.report_pack import packed
 
 NASTY = "</script><img src=x onerror=alert(1)>&\"'"
 
@@ -159,7 +165,7 @@ class TestPage:
     def test_an_empty_run_has_a_page_too(self) -> None:
         page = page_of(RunView("async", [], []))
         assert "no samples" in page.text
-        assert json.loads(page.data)["runs"][0]["iterations"] == []
+        assert unpacked(json.loads(page.data)["runs"][0])["iterations"] == []
 
     @pytest.mark.parametrize("names", [(), ("async", "async")])
     def test_runs_without_names_of_their_own_are_refused(self, names: tuple[str, ...], tmp_path: Path) -> None:
@@ -237,6 +243,114 @@ class TestRunData:
         assert all(lane["start"] == sorted(lane["start"]) for lane in lanes.values())
 
 
+def unpacked(run: dict[str, Any]) -> dict[str, Any]:
+    """What report_unpack.js makes of a run, in Python."""
+
+    def column(value: Any, count: int) -> list[Any]:
+        return value if isinstance(value, list) else [value] * count
+
+    def lane(found: dict[str, Any]) -> dict[str, Any]:
+        start, count = list(accumulate(found["start"])), len(found["start"])
+        whole = {name: column(value, count) for name, value in found.items()} | {"start": start}
+        whole["iteration"] = list(accumulate(whole["iteration"]))
+        if "enqueued" in whole:
+            whole["enqueued"] = [
+                None if delay is None else at - delay for at, delay in zip(start, whole["enqueued"], strict=True)
+            ]
+        return whole
+
+    def stretches(flat: list[int]) -> list[int]:
+        moments = list(accumulate(flat))
+        return [moments[at] if at % 2 == 0 else number for at, number in enumerate(flat)]
+
+    found = run["iterations"]
+    count, texts = len(found["n"]), found["texts"]
+    numbers, starts = list(accumulate(found["n"])), list(accumulate(found["start"]))
+    back = {name: column(found[name], count) for name in ("consumedFrom", "launchedFrom")}
+    words = ("order", "reason", "consumed", "launched", "graph", "wasted", "void")
+    iterations = [
+        {"n": numbers[at], "start": starts[at]}
+        | {name: column(found[name], count)[at] for name in ("length", "tokens")}
+        | {name: None if of[at] is None else numbers[at] - of[at] for name, of in back.items()}
+        | {name: texts[column(found[name], count)[at]] for name in words}
+        for at in range(count)
+    ]
+    return {
+        **run,
+        "lanes": {name: lane(one) for name, one in run["lanes"].items()},
+        "iterations": iterations,
+        **{name: stretches(run[name]) for name in ("hidden", "exposed", "bubbles")},
+    }
+
+
+def unpacked_by_the_page(run: dict[str, Any]) -> dict[str, Any]:
+    script = (Path(report_module.__file__).parent / "report_unpack.js").read_text(encoding="utf-8")
+    whole = f"{script}\nprocess.stdout.write(JSON.stringify(unpackRun(JSON.parse(require('fs').readFileSync(0)))));"
+    done = subprocess.run(["node", "-e", whole], input=json.dumps(run), capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def any_run(seed: int) -> dict[str, Any]:
+    """Lanes with everything a span may have, iterations with and without batches, void and not."""
+    rng = random.Random(seed)
+    spans, records, at = [], [], rng.randrange(-50, 50)
+    for number in range(rng.randrange(6)):
+        begin = at
+        for name in rng.sample(["prepare", "forward", "resolve"], rng.randrange(4)):
+            spans += [phase(name, at, at + 9, number), detail("publish", at + 1, at + 2 + rng.randrange(5), number)]
+            noted = rng.choice([None, at + 3])
+            spans.append(replace(device("forward", at + 4, at + 4 + rng.randrange(40), number), enqueued_ns=noted))
+            at += rng.randrange(10, 30)
+        args = {"request": rng.choice(["r1", NASTY])}
+        spans.append(Span(name="abort", category=Category.INSTANT, lane="host", start_ns=at, end_ns=at, args=args))
+        value = rng.choice([1.0, 2.5])
+        spans.append(Span(name="free", category=Category.COUNTER, lane="host", start_ns=at, end_ns=at, value=value))
+        launched, consumed = (rng.choice([None, batch(number), batch(number - 1)]) for _ in range(2))
+        void = rng.choice([(), ("debugger",)])
+        records.append(record(number, begin, at + 1, launched=launched, consumed=consumed, void_reasons=void))
+        at += rng.randrange(1, 9)
+    return run_data(spans, records, initial_views([records])[0])
+
+
+def as_long_as_real(spans: list[Span], records: list[IterationRecord]) -> tuple[list[Span], list[IterationRecord]]:
+    """A clock that counts 1,009 for 1, so that a step takes a millisecond and numbers have as many digits."""
+
+    def slow(at_ns: int) -> int:
+        return 1_009 * at_ns + at_ns % 977
+
+    longer = [
+        replace(
+            span,
+            start_ns=slow(span.start_ns),
+            end_ns=slow(span.end_ns),
+            enqueued_ns=None if span.enqueued_ns is None else slow(span.enqueued_ns),
+        )
+        for span in spans
+    ]
+    return longer, [replace(one, begin_ns=slow(one.begin_ns), end_ns=slow(one.end_ns)) for one in records]
+
+
+class TestPacking:
+    @pytest.mark.parametrize("seed", range(60))
+    def test_loses_nothing(self, seed: int) -> None:
+        run = any_run(seed)
+        assert unpacked(json.loads(json.dumps(packed(run)))) == run
+
+    @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+    @pytest.mark.parametrize("seed", range(8))
+    def test_is_undone_by_the_page(self, seed: int) -> None:
+        run = any_run(seed)
+        assert unpacked_by_the_page(packed(run)) == run
+
+    def test_keeps_a_page_of_100_000_spans_under_5_mb(self) -> None:
+        """It made 7.5 MB: every moment was written out, and every iteration had its field names and texts."""
+        spans, records = as_long_as_real(*simulate("async", 10_000, Lengths(launch=5, wake=7)))
+        assert len(spans) >= 100_000
+        page = render_report([RunView("async", spans, records)], title="Demo")
+        assert len(page.encode()) < 5_000_000 * len(spans) / 100_000
+
+
 def decode_run(order: str, rows: list[int], step: int) -> list[IterationRecord]:
     return [
         record(number, number * step, (number + 1) * step, order=order, launched=batch(number, decode=count))
@@ -309,6 +423,13 @@ def border_of(spans: list[Span], steady: tuple[int, int] | None = None) -> Borde
     return border
 
 
+def late(span: Span, late_ns: int) -> Span:
+    """A publish or forward that begins later, and ends as before."""
+    if span.name == "publish":
+        return replace(span, start_ns=span.start_ns + late_ns, end_ns=span.end_ns + late_ns)
+    return replace(span, start_ns=span.start_ns + late_ns) if span.name == "forward" else span
+
+
 class TestBorder:
     def test_lies_where_the_forward_before_is_sampled(self) -> None:
         for spans, next_start in ((legacy_steps(4), 300_000), (async_steps(4), 10_000)):
@@ -322,7 +443,8 @@ class TestBorder:
         border = border_of(legacy_steps(4))
         assert (border.work_ns, border.hidden_ns) == (200_000, 0)
         assert border.text == (
-            "device idle 0.29 ms: the host works alone for 0.20 ms (the rest: wake-ups and the caller between steps)"
+            "device idle 0.29 ms: the host works alone for 0.20 ms "
+            "(the rest: launch latency, wake-up and the time between phases)"
         )
 
     def test_in_async_the_same_work_is_hidden_behind_the_next_forward(self) -> None:
@@ -381,6 +503,37 @@ class TestBorder:
         assert find_alone(legacy_steps(1)) is None
         idle_host = [span for span in legacy_steps(3) if span.category is Category.DEVICE]
         assert find_alone(idle_host) is None
+
+    def test_is_typical_in_idle_time_as_well_and_names_the_worst(self) -> None:
+        """Chosen by the reach of host work alone, it was the one at which the device idled longest."""
+        spans = [late(span, 90_000) if span.iteration == 4 else span for span in legacy_steps(8)]
+        border = border_of(spans)
+        assert border.finished != 3
+        assert border.choice is not None
+        assert border.choice.text == (
+            "a typical one of 7 borders: the device idles 0.29 ms at the median one, 0.39 ms at the worst, "
+            "behind forward 3"
+        )
+        assert border_of(legacy_steps(2)).choice == Choice(
+            count=1, median_idle_ns=295_000, worst=0, worst_idle_ns=295_000
+        )
+        page = json.loads(page_of(RunView("legacy", spans, [])).data)["runs"][0]
+        assert page["border"]["choice"] == border.choice.text
+
+    def test_of_iterations_that_do_not_count_is_none_and_the_page_says_so(self) -> None:
+        spans = legacy_steps(4)
+        void = [record(n, n * 10**6, (n + 1) * 10**6, void_reasons=("hand_stepped",)) for n in range(4)]
+        run = RunView("stepped", spans, void)
+        page = json.loads(page_of(run, RunView("none", [], [])).data)["runs"]
+        assert [one["border"] for one in page] == [None, None]
+        assert page[0]["noBorder"] == "every border touches an iteration whose times do not count"
+        assert page[1]["noBorder"] == "no two forwards with host work between them"
+        assert str(step_borders([run])) == f"stepped: {page[0]['noBorder']}"
+
+        counted = [replace(one, void_reasons=()) if one.iteration >= 2 else one for one in void]
+        border = find_borders([border_input(spans, counted, None)])[0]
+        assert border is not None
+        assert border.finished == 2, "the only one that touches no void iteration"
 
     def test_reaches_the_page_relative_to_the_first_moment(self) -> None:
         spans = [phase("admit", -5_000_000, -4_999_000), *async_steps(4)]

@@ -117,6 +117,13 @@ class TestFilters:
         assert drawn.miss(0).distance == pytest.approx(0.0001, abs=1e-9)
         assert drawn.miss(2).distance == pytest.approx(0.75 - 0.2501)
 
+    def test_the_best_is_sure_to_pass_where_a_filter_lets_only_it_pass(self) -> None:
+        """Else its near rival, which rounding may let pass, would have the whole share to itself."""
+        drawn = choice(logits_of(0.5, 0.499, 0.001), uniform=0.25, min_p=0.9999)
+
+        assert drawn.miss(0).distance == 0.0
+        assert drawn.miss(1).distance == pytest.approx(0.5 / 0.999 - 0.25)
+
     @pytest.mark.parametrize("params", FILTERS, ids=str)
     def test_shares_are_of_what_the_filters_leave(self, params: dict[str, Any]) -> None:
         drawn = choice(EDGE, uniform=0.2, noise=0.0, **params)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -116,6 +116,27 @@ class TestReport:
 
         with pytest.raises(RunFolderError, match="name each folder once"):
             report_of([folder, tmp_path / "." / "run"], tmp_path / "report.html")
+
+
+class TestDamage:
+    WHOLE: ClassVar[dict[str, Any]] = {"request_id": "r0", "prompt_token_ids": [1], "output_token_ids": [2]}
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [(key, value) for key in WHOLE for value in (None, 7, ["x"], {})],
+    )
+    def test_outputs_without_what_every_one_has_are_refused(self, tmp_path: Path, key: str, value: Any) -> None:
+        """``[{}]`` was read, and a KeyError came out of the report."""
+        outputs = [self.WHOLE, {name: one for name, one in self.WHOLE.items() if name != key}]
+        if value is not None:
+            outputs[1][key] = value
+        folder = write_run(bare("async", outputs=outputs), tmp_path / "run")
+
+        for act in (load_run, lambda one: report_of([one], tmp_path / "report.html")):
+            with pytest.raises(RunFolderError) as caught:
+                act(folder)
+            assert str(caught.value).startswith(f"{folder / 'outputs.json'} is damaged: its output 1 has no {key}")
+            assert str(caught.value).endswith("or make the run again")
 
 
 class TestNotes:

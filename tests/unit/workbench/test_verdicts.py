@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,7 +12,8 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.models.loader import LoadedModel, load_model
 from engine.request import RequestOutput, RequestTimings, SamplingParams
-from workbench.rounding import LOGIT_NOISE, LOGPROB_TOLERANCE
+from workbench import verdicts
+from workbench.rounding import LOGIT_NOISE, LOGPROB_TOLERANCE, Choice
 from workbench.verdicts import Judge, RequestVerdict, Verdict
 
 CONFIG = EngineConfig(
@@ -98,6 +100,23 @@ class TestTokens:
             assert verdict.verdict is Verdict.DIFFERENT
             assert "exactly" in verdict.explanation
             assert verdict.tolerance == 0.0
+
+    def test_exact_arithmetic_excuses_not_even_a_tie(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A distance of 0 is within a tolerance of 0, and yet no rounding turns an exact choice round."""
+
+        class TieArbiter:
+            def choice_after(self, *_: object) -> Choice:
+                return Choice(scores_V=np.array([1.0, 4.0, 4.0]), noise=0.0, params=GREEDY, uniform=0.5)
+
+            def close(self) -> None: ...
+
+        monkeypatch.setattr(verdicts, "Arbiter", lambda *_: TieArbiter())
+
+        verdict = judged(load_model("oracle"), GREEDY, output((1,)), output((2,)))
+
+        assert (verdict.distance, verdict.tolerance) == (0.0, 0.0)
+        assert verdict.verdict is Verdict.DIFFERENT
+        assert "rounding is no excuse" in verdict.explanation
 
     def test_the_worst_of_several_runs_counts(self, tiny: LoadedModel) -> None:
         with Judge(tiny, CONFIG, [GREEDY]) as judge:
