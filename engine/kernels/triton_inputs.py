@@ -69,13 +69,13 @@ def decode_inputs(
         block_table.stride(0),
         num_kv_blocks,
         BLOCK_SIZE=block_size,
-        BLOCK_K=min(1024, max(16, triton.next_power_of_2(num_kv_blocks))),
+        BLOCK_K=min(1024, max(16, triton.next_power_of_2(block_table.shape[1]))),
         num_warps=1,
     )
     return DecodeInputs(made[0], made[1], made[2], gathered)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["K"])  # eager forwards have one more whenever the longest row opens a block
 def decode_inputs_kernel(
     token_ids,
     kv_len,
