@@ -15,10 +15,14 @@ if TYPE_CHECKING:
     from workbench.comparison import Comparison as Comparison
     from workbench.comparison import compare as compare
     from workbench.events import Event as Event
+    from workbench.figures import Figure as Figure
+    from workbench.figures import make_figure as make_figure
+    from workbench.legs import Leg as Leg
     from workbench.replays import Replay as Replay
     from workbench.replays import ReplayError as ReplayError
     from workbench.report import RunView as RunView
     from workbench.report import write_report as write_report
+    from workbench.saved_comparison import compare_saved as compare_saved
     from workbench.saved_runs import load_run as load_run
     from workbench.session import Session as Session
     from workbench.session import SessionError as SessionError
@@ -36,6 +40,10 @@ _HOMES = {
     "step_borders": "workbench.border_view",
     "Comparison": "workbench.comparison",
     "compare": "workbench.comparison",
+    "compare_saved": "workbench.saved_comparison",
+    "Leg": "workbench.legs",
+    "Figure": "workbench.figures",
+    "make_figure": "workbench.figures",
     "RunView": "workbench.report",
     "write_report": "workbench.report",
     "load_run": "workbench.saved_runs",

@@ -34,6 +34,8 @@ _SPENT_ON_LOOP = 0.75
 """Of the wait that is expected: the rest is waited for in the phase itself, so that no wake-up comes late."""
 _NAP_S = 0.003
 _IDLE_NAP_S = 0.02
+_REST_NAP_S = 0.01
+"""While a pace rests: a pause, a reset and another pace act within this."""
 _WHO = "a run in the background"
 _LATE_NS = 1_000_000
 """A turn that ends so much later than it should, while the device has finished, makes the iteration's times void."""
@@ -51,6 +53,17 @@ class BackgroundRun:
         """Whether it has stopped."""
         return self._task.done()
 
+    def when_done(self, tell: Callable[[RunOutcome | BaseException], None]) -> None:
+        """Have ``tell`` called on the loop when it has stopped, with its outcome or with what it raised."""
+
+        def ended(task: asyncio.Task[RunOutcome]) -> None:
+            if task.cancelled():
+                tell(asyncio.CancelledError())
+            else:
+                tell(task.exception() or task.result())
+
+        self._task.add_done_callback(ended)
+
     def __await__(self) -> Generator[Any, None, RunOutcome]:
         return asyncio.shield(self._task).__await__()
 
@@ -67,6 +80,8 @@ class Background:
         self._driver = driver
         self._describe = describe
         self._show_error = show_error
+        self.pace_s = 0.0
+        """A rest of so long behind each iteration; read anew at each."""
         self._pause_asked = False
         self._generation = 0
         """Changes when a run in progress must not touch the engine any more."""
@@ -131,6 +146,8 @@ class Background:
                     await self._turn_while_waiting()
                 elif turn is Turn.IDLE:
                     await asyncio.sleep(min(self._driver.desk.idle_s, _IDLE_NAP_S))
+                elif self.pace_s and not self._driver.desk.finished and outcome.iterations != n:
+                    await self._rest(generation)
                 elif time.perf_counter_ns() >= slice_end_ns:
                     slice_end_ns = await self._turn()
                 if generation != self._generation:
@@ -145,6 +162,15 @@ class Background:
                 self._driver.stop(outcome, StopCause.PAUSE, f"the task was cancelled {self._place()}")
             raise
         return outcome
+
+    async def _rest(self, generation: int) -> None:
+        """Leave the loop to others for the pace behind an iteration; whatever ends or changes it acts at once."""
+        begin = time.perf_counter()
+        while not self._pause_asked and generation == self._generation:
+            left_s = self.pace_s - (time.perf_counter() - begin)
+            if left_s <= 0:
+                break
+            await asyncio.sleep(min(left_s, _REST_NAP_S))
 
     async def _turn(self) -> int:
         """Let others have their turn; returns when the next one is due."""
@@ -162,6 +188,8 @@ class Background:
 
     def _waits(self, border: Border) -> bool:
         """Whether the phase before which an iteration stands would wait long for the device."""
+        if self.pace_s:
+            border.iteration.void_reasons.add("paced")
         sampled = border.iteration.sampled
         if border.phase is not Phase.RESOLVE or sampled is None:
             return False

@@ -4,54 +4,42 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from statistics import median_low
 from typing import Any
 
 from engine.config import EngineConfig
 from engine.models.loader import LoadedModel
-from engine.policy import OrderPolicy, never_overlap, prefer_overlap
 from engine.request import RequestOutput, SamplingParams
-from tracing.analysis import format_comparison
-from tracing.comparison import comparison_notes
+from tracing.summary import Summary
+from tracing.trace import Trace
+from workbench.legs import LEGS as LEGS
+from workbench.legs import Leg as Leg
+from workbench.legs import LegLike, chosen_legs, leg_config
 from workbench.loading import load_for, session_config
-from workbench.runs import Run, document, serve
+from workbench.progress import progress_bar
+from workbench.repeats import shared
+from workbench.runs import OnOutput, Run, document, serve
 from workbench.session import Session
+from workbench.side_by_side import SideBySide
 from workbench.verdicts import Judge, RequestVerdict, Verdict
 from workbench.workloads import Workload, WorkloadError
 
-
-@dataclass(frozen=True, kw_only=True)
-class Leg:
-    """One way to run the workload."""
-
-    name: str
-    """Heads its column."""
-    mode: str
-    policy: OrderPolicy = prefer_overlap
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    """Engine options of this leg alone."""
-
-
-LEGS: dict[str, Leg] = {
-    "legacy": Leg(name="legacy", mode="legacy"),
-    "no-overlap": Leg(name="async without overlap", mode="async", policy=never_overlap),
-    "async": Leg(name="async", mode="async"),
-}
-"""Ready-made legs by the name that the command line takes: re-ordering and overlap can be told apart."""
-
-_OF_THE_MODEL = ("device", "dtype", "attention_backend")
-"""Options that the loaded model was made for."""
-
-OnRun = Callable[[str, Session], Callable[[RequestOutput], None] | None]
+OnRun = Callable[[str, Session], OnOutput | None]
 """Told each leg as it begins; what it returns is called with every output."""
 
+CLOCKS = {
+    "iterations": "iterations of the engine: every leg sees a request before the same forward",
+    "virtual": "seconds that the engine ran; idle time and looking take none",
+    "wall": "real seconds",
+}
+"""What arrivals are measured on, by the clock's name."""
 
-@dataclass(frozen=True)
-class Comparison:
+
+@dataclass(frozen=True, repr=False)
+class Comparison(SideBySide):
     """What came out of the legs."""
 
     workload: Workload
@@ -59,7 +47,34 @@ class Comparison:
     """One a leg: of several repeats the one of median throughput."""
     verdicts: tuple[RequestVerdict, ...]
     """One a request, over all legs and repeats."""
-    repeats: int = 1
+    repeat_summaries: tuple[tuple[Summary, ...], ...]
+    """One a leg and repeat, in the order of the repeats."""
+
+    @property
+    def summaries(self) -> Sequence[Sequence[Summary]]:
+        """One a leg and repeat."""
+        return self.repeat_summaries
+
+    @cached_property
+    def traces(self) -> tuple[Trace, ...]:
+        """One a leg: of several repeats the one of median throughput."""
+        return tuple(run.trace for run in self.runs)
+
+    @property
+    def clock(self) -> str:
+        """The one clock of all legs, by name."""
+        return self.runs[0].clock
+
+    @property
+    def conditions(self) -> list[str]:
+        """Sentences on what was the same for all legs."""
+        pools = {
+            run.name: f"{run.config['num_blocks']} blocks of {run.config['block_size']} tokens" for run in self.runs
+        }
+        return [
+            f"Clock of arrivals: {self.clock}: {CLOCKS[self.clock]}.",
+            f"One engine at a time on one set of weights, each run with an empty KV pool of its own: {shared(pools)}.",
+        ]
 
     @cached_property
     def verdict_counts(self) -> dict[str, int]:
@@ -85,116 +100,122 @@ class Comparison:
         logprobs = f"; log-probabilities differ by at most {max(deviations):.2g}" if deviations else ""
         return f"ids and ends of {len(self.verdicts)} requests in {len(self.runs)} legs: {counts}{logprobs}"
 
-    def table(self) -> str:
-        """The legs side by side, one row a metric."""
-        return format_comparison({run.name: run.summary for run in self.runs})
+    @property
+    def verdict_lines(self) -> list[str]:
+        """One a request whose outputs are not equal: where they part, and by what margin."""
+        return [str(verdict) for verdict in self.verdicts if verdict.verdict is not Verdict.EQUAL]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON; each leg with its whole configuration."""
+        """Plain values for JSON; each leg with its whole configuration, each metric with every repeat's number."""
         return document(
             "compare",
             self.workload,
+            clock=self.clock,
             repeats=self.repeats,
             legs=[run.to_dict() for run in self.runs],
+            metrics=[row.to_dict(self.names) for row in self.rows],
+            notes=self.notes,
             verdicts=[verdict.to_dict() for verdict in self.verdicts],
             verdict_counts=self.verdict_counts,
             outputs_match=self.outputs_match,
         )
 
-    def __str__(self) -> str:
-        notes = comparison_notes({run.name: run.summary for run in self.runs}, repeats=self.repeats)
-        lines = [self.table(), "", *notes, self.verdict_text]
-        lines += [f"  {one}" for one in self.verdicts if one.verdict is not Verdict.EQUAL]
-        return "\n".join(lines)
-
-    def __repr__(self) -> str:
-        return f"<Comparison {', '.join(run.name for run in self.runs)}: {self.verdict_text}>"
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
-
 
 def compare(
     workload: Workload,
-    legs: Sequence[str | Leg] = ("legacy", "no-overlap", "async"),
+    legs: Sequence[LegLike] | Mapping[str, EngineConfig | Mapping[str, Any]] = ("legacy", "no-overlap", "async"),
     *,
     model: str | Path | LoadedModel | None = None,
     config: EngineConfig | None = None,
     clock: str | None = None,
-    repeats: int = 1,
+    repeats: int = 5,
     warmup: int = 1,
+    progress: bool = True,
     on_run: OnRun | None = None,
     **engine_options: Any,
 ) -> Comparison:
     """Run ``workload`` in each leg, repeats taking turns; the first leg is the baseline.
 
+    Every repeat runs each leg once, and begins one leg further on than the last: what drifts while they run then falls
+    on all legs alike, and not always on the one that comes second.
+
     Args:
         workload: The same for all, seeds included.
-        legs: Names of :data:`LEGS`, or legs of your own.
+        legs: Names of :data:`LEGS`, legs of your own, or names with a configuration or the options that it changes.
         model: As for :class:`~workbench.session.Session`; loaded once.
         config: Options of all legs.
         clock: None: ``iterations``, or ``virtual`` where the workload counts seconds.
-        repeats: Measured runs a leg.
-        warmup: Runs before them whose times are thrown away; their outputs are not compared.
+        repeats: Measured runs a leg. Fewer than five give no interval worth the name, one gives none at all.
+        warmup: Runs before each of them, in its engine, whose times are thrown away; their outputs are not compared.
+        progress: Show a bar, in a notebook or on a terminal.
         on_run: Told each measured run as it begins.
         **engine_options: Fields of the configuration, for all legs.
 
     Raises:
         WorkloadError: a leg is unknown or wants another model, two share a name, or there are none.
     """
-    chosen = [_leg(leg) for leg in legs]
-    if not chosen or len({leg.name for leg in chosen}) != len(chosen):
-        names = ", ".join(leg.name for leg in chosen) or "none"
-        raise WorkloadError(f"legs must be at least one, each with a name of its own; got {names}")
     if repeats < 1 or warmup < 0:
         raise WorkloadError(f"repeats must be at least 1 and warmup at least 0, got {repeats} and {warmup}")
     config = session_config(config, None, engine_options)
+    chosen = chosen_legs(legs, config)
+    for leg in chosen:  # what does not fit is refused before anything is loaded or runs
+        leg_config(leg, config, None)
     loaded = load_for(config, model)
     clock = clock or ("iterations" if workload.unit == "iterations" else "virtual")
-    runs: list[list[Run]] = [[] for _ in chosen]
-    params: tuple[SamplingParams, ...] = ()
-    for _ in range(repeats):
-        for leg, done in zip(chosen, runs, strict=True):
-            run, params = _run_leg(leg, workload, loaded, config, clock, warmup, on_run)
-            done.append(run)
+    runs: dict[str, list[Run]] = {leg.name: [] for leg in chosen}
+    total = len(workload.requests) * len(chosen) * repeats * (1 + warmup)
+    with progress_bar(total, wanted=progress) as bar:
+        bench = _Bench(workload, loaded, clock, warmup, bar, progress, on_run)
+        params: tuple[SamplingParams, ...] = ()
+        num_blocks: int | None = None
+        for repeat in range(repeats):
+            for place in range(len(chosen)):
+                leg = chosen[(place + repeat) % len(chosen)]
+                bar.set_postfix_str(f"repeat {repeat + 1} of {repeats}, {leg.name}")
+                run, params = bench.run(leg, leg_config(leg, config, num_blocks))
+                num_blocks = num_blocks or run.config["num_blocks"]
+                runs[leg.name].append(run)
     return Comparison(
         workload=workload,
-        runs=tuple(map(_median_run, runs)),
-        verdicts=_verdicts(loaded, config, params, [run for done in runs for run in done]),
-        repeats=repeats,
+        runs=tuple(map(_median_run, runs.values())),
+        verdicts=_verdicts(loaded, config, params, [run for done in runs.values() for run in done]),
+        repeat_summaries=tuple(tuple(run.summary for run in done) for done in runs.values()),
     )
 
 
-def _leg(leg: str | Leg) -> Leg:
-    if isinstance(leg, Leg):
-        return leg
-    for key, known in LEGS.items():
-        if leg in (key, known.name):
-            return known
-    raise WorkloadError(f"leg {leg!r} is unknown; known are {', '.join(LEGS)}")
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """What all runs share."""
 
+    workload: Workload
+    loaded: LoadedModel
+    clock: str
+    warmup: int
+    bar: Any
+    shows: bool
+    """Whether an engine that captures graphs may show a bar of its own."""
+    on_run: OnRun | None
 
-def _run_leg(
-    leg: Leg,
-    workload: Workload,
-    loaded: LoadedModel,
-    config: EngineConfig,
-    clock: str,
-    warmup: int,
-    on_run: OnRun | None,
-) -> tuple[Run, tuple[SamplingParams, ...]]:
-    """The run, and the sampling parameters with their seeds settled."""
-    leg_config = session_config(config, leg.mode, leg.changes)
-    unshared = [name for name in _OF_THE_MODEL if getattr(leg_config, name) != getattr(config, name)]
-    if unshared:
-        raise WorkloadError(f"leg {leg.name!r} changes {', '.join(unshared)}, but all legs share one loaded model")
-    with Session(loaded, config=leg_config, clock=clock, policy=leg.policy, progress=True) as session:
-        for _ in range(warmup):
-            serve(session, workload, name=leg.name)
-            session.reset()
-        on_output = on_run(leg.name, session) if on_run is not None else None
-        run = serve(session, workload, name=leg.name, on_output=on_output)
-        return run, tuple(submission.params for submission in session.submissions)
+    def run(self, leg: Leg, config: EngineConfig) -> tuple[Run, tuple[SamplingParams, ...]]:
+        """One measured run in an engine of its own, and the sampling parameters with their seeds settled."""
+        with Session(self.loaded, config=config, clock=self.clock, policy=leg.policy, progress=self.shows) as session:
+            for _ in range(self.warmup):
+                serve(session, self.workload, name=leg.name, on_output=self._counting(None))
+                session.reset()
+            pool = session.engine.pool
+            assert pool.num_free == pool.num_blocks, "a run must begin with an empty pool"
+            on_output = self.on_run(leg.name, session) if self.on_run is not None else None
+            run = serve(session, self.workload, name=leg.name, on_output=self._counting(on_output))
+            return run, tuple(submission.params for submission in session.submissions)
+
+    def _counting(self, on_output: OnOutput | None) -> OnOutput:
+        def told(output: RequestOutput) -> None:
+            if output.finished:
+                self.bar.update()
+            if on_output is not None:
+                on_output(output)
+
+        return told
 
 
 def _median_run(runs: Sequence[Run]) -> Run:

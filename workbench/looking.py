@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
 from engine.engine import Engine
@@ -15,6 +15,7 @@ from tracing.records import IterationRecord, RequestRecord, Span
 from tracing.run_folder import write_run
 from tracing.summary import Summary
 from tracing.trace import Records, Trace
+from workbench.delays import Delays
 from workbench.desk import Desk
 from workbench.device_values import read_device_value
 from workbench.documents import asked_dict, jsonable, request_dict
@@ -27,6 +28,9 @@ from workbench.report import RunView
 from workbench.snapshot import RowView, Snapshot, row_view, take_snapshot
 from workbench.watch import BorderWatch
 
+if TYPE_CHECKING:
+    from workbench.figures import Figure
+
 
 class Looking:
     """May be asked at any time, while the session runs too. Nothing here changes a schedule or a token."""
@@ -38,6 +42,7 @@ class Looking:
     _watch: BorderWatch
     _changes: ChangeRecorder
     history: History
+    _delays: Delays
 
     # -- now -------------------------------------------------------------------------------------------------------
 
@@ -145,12 +150,27 @@ class Looking:
             name=self.engine.mode,
             records=Records(spans=self.spans(), iterations=self.iterations(), requests=self.requests()),
             config=self.resolved_config(),
-            environment=environment(),
+            environment=environment() | ({"delays_s": delays_s} if (delays_s := self._delays.recorded_s) else {}),
+            workload={"name": "session", "clock": self._desk.clock.name},
             counters=self.engine.counters.to_dict(),
             outputs=[self._output_dict(output) for output in self.outputs.values()],
             lost_iterations=self.recorder.lost_iterations,
             device_clock_error_ns=self.engine.device.clock_error_ns,
         )
+
+    def figure(self, name: str, **options: Any) -> Figure:
+        """Draw what was recorded so far: ``latency``, ``throughput``, ``hidden`` or ``bubbles``.
+
+        Args:
+            name: Which.
+            **options: As for :func:`workbench.figures.make_figure`.
+
+        Raises:
+            FigureError: there is no such figure or option.
+        """
+        from workbench.figures import make_figure
+
+        return make_figure(name, self.trace, **options)
 
     def _output_dict(self, output: RequestOutput) -> Mapping[str, Any]:
         submission = self._desk.book.submission(output.request_id)
@@ -184,6 +204,7 @@ class Looking:
         """
         self.engine.require_border("clear_trace")
         self.recorder.clear()
+        self._delays.clear()
 
     def resolved_config(self) -> dict[str, Any]:
         """The whole configuration, every automatic value settled."""

@@ -8,7 +8,8 @@ path (:mod:`workbench.driver`), so what is stepped is what is run.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from workbench.background import Background, BackgroundRun, show_error
 from workbench.breakpoints import Breakpoint, Breakpoints, Condition
 from workbench.clock import IterationsClock, make_clock
 from workbench.debugging import debug_phase, revive_breakpoint
+from workbench.delays import Delays
 from workbench.desk import Desk
 from workbench.driver import Driver, Script
 from workbench.events import EventLog
@@ -42,6 +44,7 @@ from workbench.submitting import Submitting
 from workbench.watch import BorderWatch
 
 if TYPE_CHECKING:
+    from workbench.panel.panel import Panel
     from workbench.replays import Replay
 
 _session_ids = itertools.count(1)
@@ -102,6 +105,7 @@ class Session(Submitting, Looking):
         self.history = History(self.recorder, self._changes, self.watches)
         """Past iterations: ``history[7]``, ``history[-1]``, ``history.diff(7, "prepare")``."""
         self._driver = Driver(self, self._desk, self._watch, self.breakpoints, self.watches, self.events)
+        self._delays = Delays(self.engine)
         self._background = Background(self._driver, lambda: self.state, show_error)
         revive_breakpoint()
 
@@ -179,7 +183,7 @@ class Session(Submitting, Looking):
         return await self._background.run(n, until)
 
     def start(self, n: int | None = None, *, until: Condition | None = None) -> BackgroundRun:
-        """Begin :meth:`run_async` as a task of the running loop and return at once.
+        """Begin :meth:`run_async` as a task of the running loop and return at once; :attr:`pace_s` slows it down.
 
         What a phase raises is shown, :attr:`state` is ``failed``, and :meth:`recover` or :meth:`reset` go on.
 
@@ -193,6 +197,24 @@ class Session(Submitting, Looking):
     def pause(self) -> None:
         """Let a run in the background stop behind the iteration in hand; nothing happens if none runs."""
         self._background.pause()
+
+    @property
+    def pace_s(self) -> float:
+        """How long a run in the background rests behind each iteration, in seconds, so that a person can follow it.
+
+        May be set at any time, in a run in progress too. Iterations with a pace are void (``paced``): the device stands
+        idle between them, which is nobody's fault.
+
+        Raises:
+            SessionError: on setting, it is negative or no finite number.
+        """
+        return self._background.pace_s
+
+    @pace_s.setter
+    def pace_s(self, pace_s: float) -> None:
+        if not 0 <= pace_s < float("inf"):
+            raise SessionError(f"pace_s is a time in seconds, at least 0 (0: no rest); got {pace_s!r}")
+        self._background.pace_s = pace_s
 
     def capture(self, n: int | None = None) -> list[RequestOutput]:
         """Run ``n`` iterations, or until nothing is left to do, for a profiler that waits for the range ``capture``.
@@ -218,6 +240,25 @@ class Session(Submitting, Looking):
         from workbench.capture_button import CaptureButton
 
         return CaptureButton(self, n).widget
+
+    def panel(self, *, max_spans: int = 100_000) -> Panel:
+        """The notebook application: buttons and keys that drive this session, and all there is to see of it.
+
+        Several panels may show one session, and cells may drive it beside them.
+
+        Args:
+            max_spans: The most that its timeline keeps in the browser; the newest win.
+
+        Raises:
+            SessionError: ipywidgets or anywidget is not installed.
+        """
+        try:
+            from workbench.panel.panel import Panel
+        except ImportError as error:
+            raise SessionError(
+                f"a panel needs {error.name}; install the notebook's packages with: pip install -e '.[notebook]'"
+            ) from error
+        return Panel(self, max_spans=max_spans)
 
     @property
     def state(self) -> str:
@@ -292,6 +333,24 @@ class Session(Submitting, Looking):
         """
         return self.watches.add(name, function)
 
+    @contextmanager
+    def delayed(self, delays_s: Mapping[str, float]) -> Iterator[None]:
+        """While it is entered, some work takes longer: a slower scheduler, or a slower device.
+
+        The delay of a phase is its first work, so that its span and blame show it; tokens stay the same. Runs that
+        were recorded meanwhile say so in ``trace.environment["delays_s"]``. :meth:`tracing.trace.Trace.what_if`
+        predicts from a run without the delay what one with it shows.
+
+        Args:
+            delays_s: Seconds by phase, such as ``{"resolve": 0.002}``, or on the CPU devices by device work, such as
+                ``{"device forward": 0.01}``.
+
+        Raises:
+            SessionError: there is no such work, or a delay is negative.
+        """
+        with self._delays.delayed(delays_s):
+            yield
+
     def pdb(self, phase: Phase | str, *, limit: int = 10_000) -> Border | None:
         """Run to ``phase``, and through it under a debugger that stops at its first line.
 
@@ -330,7 +389,7 @@ class Session(Submitting, Looking):
         self._desk.clear()
         self._watch.clear()
         self.recorder.clear()
-        for part in (self._changes, self.watches):
+        for part in (self._changes, self.watches, self._delays):
             part.clear()
         self.breakpoints.start_over()
         return outputs

@@ -185,7 +185,7 @@ class GraphsPane(TypedDict):
     deferrals: int
     """Requests that waited a step for a graph."""
     padding_share: float | None
-    """Padding tokens / all tokens of hits."""
+    """``padding share`` of docs/metrics.md: padding tokens / (padding tokens + tokens of launched batches)."""
     memory: str
     """What capturing took; empty where nothing was captured."""
     hint: str
@@ -215,6 +215,8 @@ class PhaseCard(TypedDict):
     read: list[ValueCell]
     wrote: list[ValueCell]
     enqueued: list[str]
+    left_out: int
+    """Values read and written that are not listed."""
 
 
 class ChangesPane(TypedDict):

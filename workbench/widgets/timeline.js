@@ -165,7 +165,12 @@ class Timeline {
     }));
   }
 
-  recolour() { this.look.refresh(); this.showLegend(); this.redraw(); }
+  recolour() {
+    this.look.refresh();
+    if (this.look.isKnown) this.set("theme", this.root.dataset.theme);
+    this.showLegend();
+    this.redraw();
+  }
 
   // -- what a person does -----------------------------------------------------------------------------------------
 

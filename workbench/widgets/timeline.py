@@ -67,6 +67,8 @@ class TimelineWidget(anywidget.AnyWidget):
     max_spans = traitlets.Int(100_000, min=1_000).tag(sync=True)
     hint = traitlets.Unicode("").tag(sync=True)
     """What to do when there is nothing to see."""
+    theme = traitlets.Enum(("light", "dark"), "light").tag(sync=True)
+    """The page's, as the browser found it."""
     look = traitlets.Dict(_LOOK).tag(sync=True)
     """Colours of phases and orders, and which batch a piece of work belongs to."""
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from tqdm import tqdm
 
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 from engine.policy import never_overlap
 from engine.request import SamplingParams
 from tests.unit.workbench.worlds import oracle, spread_workload
 from workbench import comparison
-from workbench.comparison import Leg, compare
+from workbench.comparison import Comparison, Leg, compare
+from workbench.figures import FigureError
+from workbench.repeats import MedianInterval, find_row
 from workbench.runs import Run, jsonable
+from workbench.widgets.timeline import TimelineWidget
 from workbench.workloads import RequestSpec, Workload, WorkloadError, parse_workload
 
 SMALL = EngineConfig(max_requests=4, max_batch_tokens=128, max_sequence_length=96, num_blocks=24)
@@ -22,7 +28,7 @@ SMALL = EngineConfig(max_requests=4, max_batch_tokens=128, max_sequence_length=9
 
 class TestCompare:
     def test_runs_the_three_legs_and_finds_their_outputs_equal(self) -> None:
-        result = compare(spread_workload(), model=oracle(), config=SMALL, warmup=0)
+        result = compare(spread_workload(), model=oracle(), config=SMALL, repeats=1, warmup=0)
 
         assert [run.name for run in result.runs] == ["legacy", "async without overlap", "async"]
         assert result.verdict_counts == {"equal": 6, "numeric": 0, "DIFFERENT": 0}
@@ -38,7 +44,7 @@ class TestCompare:
     def test_each_leg_names_its_mode_and_keeps_its_whole_configuration(self) -> None:
         legs = ["legacy", Leg(name="small", mode="async", changes={"max_requests": 2})]
 
-        result = compare(spread_workload(2), legs, model=oracle(), config=SMALL, warmup=0)
+        result = compare(spread_workload(2), legs, model=oracle(), config=SMALL, repeats=1, warmup=0)
 
         configs = [run.config for run in result.runs]
         assert [config["mode"] for config in configs] == ["legacy", "async"]
@@ -56,7 +62,7 @@ class TestCompare:
             return replace(run, outputs=(run.outputs[0], wrong, *run.outputs[2:]))
 
         monkeypatch.setattr(comparison, "serve", tampered)
-        result = compare(spread_workload(3), ["legacy", "async"], model=oracle(), config=SMALL, warmup=0)
+        result = compare(spread_workload(3), ["legacy", "async"], model=oracle(), config=SMALL, repeats=1, warmup=0)
 
         assert not result.outputs_match
         assert result.verdict_counts["DIFFERENT"] == 1
@@ -74,7 +80,9 @@ class TestCompare:
             spread_workload(2), ["legacy", "async"], model=oracle(), config=SMALL, repeats=2, warmup=1, on_run=on_run
         )
 
-        assert begun == ["legacy", "async", "legacy", "async"]
+        # The second repeat begins one leg further on, so that neither always comes first.
+        assert begun == ["legacy", "async", "async", "legacy"]
+        assert [run.name for run in result.runs] == ["legacy", "async"]
         assert result.ids_equal
         # The warm-up is gone: a run's records begin with its own first iteration.
         assert all(run.iterations[0].iteration == 0 for run in result.runs)
@@ -83,8 +91,8 @@ class TestCompare:
     def test_takes_its_clock_from_the_workload(self) -> None:
         seconds = parse_workload("poisson:rate=500,requests=3,input=4,output=3", vocab_size=64)
 
-        by_seconds = compare(seconds, ["async"], model=oracle(), config=SMALL, warmup=0)
-        by_iterations = compare(spread_workload(2), ["async"], model=oracle(), config=SMALL, warmup=0)
+        by_seconds = compare(seconds, ["async"], model=oracle(), config=SMALL, repeats=1, warmup=0)
+        by_iterations = compare(spread_workload(2), ["async"], model=oracle(), config=SMALL, repeats=1, warmup=0)
 
         assert by_seconds.runs[0].clock == "virtual"
         assert by_iterations.runs[0].clock == "iterations"
@@ -92,7 +100,7 @@ class TestCompare:
     def test_a_policy_can_be_a_leg(self) -> None:
         leg = Leg(name="mine", mode="async", policy=never_overlap)
 
-        result = compare(spread_workload(2), [leg], model=oracle(), config=SMALL, warmup=0)
+        result = compare(spread_workload(2), [leg], model=oracle(), config=SMALL, repeats=1, warmup=0)
 
         assert result.runs[0].counters["overlap_steps"] == 0
 
@@ -116,12 +124,145 @@ class TestCompare:
         legs = ["async", Leg(name="wide", mode="async", changes={"dtype": "float64"})]
 
         with pytest.raises(WorkloadError, match="leg 'wide' changes dtype, but all legs share one loaded model"):
-            compare(spread_workload(1), legs, model=oracle(), config=SMALL, warmup=0)
+            compare(spread_workload(1), legs, model=oracle(), config=SMALL, repeats=1, warmup=0)
+
+
+@pytest.fixture(scope="module")
+def result() -> Comparison:
+    """Three legs, two repeats each."""
+    return compare(spread_workload(), model=oracle(), config=SMALL, repeats=2, warmup=0, progress=False)
+
+
+class TestRepeats:
+    def test_judge_every_run_of_every_leg(self, result: Comparison) -> None:
+        assert result.verdict_counts == {"equal": 6, "numeric": 0, "DIFFERENT": 0}
+        assert [len(leg) for leg in result.summaries] == [2, 2, 2]
+
+    def test_keep_the_run_of_median_throughput_of_each_leg(self, result: Comparison) -> None:
+        for run, summaries in zip(result.runs, result.summaries, strict=True):
+            assert run.summary.tokens_per_s == min(summary.tokens_per_s or 0 for summary in summaries)
+
+    def test_show_medians_spreads_and_ratios_of_pairs(self, result: Comparison) -> None:
+        row = find_row("tokens/s", result.rows)
+
+        speeds = [[summary.tokens_per_s or 0.0 for summary in leg] for leg in result.summaries]
+        pairs = [late / base for late, base in zip(speeds[2], speeds[0], strict=True)]
+        assert row.legs[2].median == pytest.approx(sum(speeds[2]) / 2)
+        assert row.legs[2].spread == (min(speeds[2]), max(speeds[2]))
+        assert row.ratios[0] is None
+        assert row.ratios[2] is not None
+        assert row.ratios[2].median == pytest.approx(sum(pairs) / 2)
+        assert row.ratios[2].interval == MedianInterval(min(pairs), max(pairs), 0.5)
+        assert "async/legacy" in result.table()
+        assert "50.0 % is little: 5 repeats give 93.8 %." in str(result)
+
+    def test_state_clock_and_pools(self, result: Comparison) -> None:
+        assert "Clock of arrivals: iterations" in str(result)
+        assert "each run with an empty KV pool of its own: 24 blocks of 16 tokens." in str(result)
+
+    def test_have_figures_of_runs_and_of_metrics_and_a_panel_with_all(self, result: Comparison) -> None:
+        figures = result.figures(template="dark")
+
+        assert [figure.chart.title for figure in figures] == [
+            "tokens/s",
+            "step time p50",
+            "Latency",
+            "Throughput",
+            "Hidden share of host work",
+            "Bubbles by cause",
+        ]
+        speeds = figures[0].data.to_pylist()
+        assert [(row["run"], row["repeat"]) for row in speeds[:3]] == [
+            ("legacy", 1),
+            ("legacy", 2),
+            ("async without overlap", 1),
+        ]
+        assert speeds[-1]["ratio"] == speeds[-1]["value"] / speeds[1]["value"]
+        kinds = [type(part).__name__ for part in result.panel().children]
+        assert kinds == ["HTML", "TimelineWidget", *["FigureWidget"] * 6]
+
+    def test_show_their_timelines_on_one_axis(self, result: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+        shown: list[str] = []
+        monkeypatch.setattr(TimelineWidget, "show", lambda self, runs: shown.extend(run.name for run in runs))
+
+        result.timelines()
+
+        assert shown == ["legacy", "async without overlap", "async"]
+
+    def test_an_unknown_figure_is_refused_with_what_there_is(self, result: Comparison) -> None:
+        with pytest.raises(FigureError, match=r"no metric 'speed' .* tokens/s.*or one of the figures latency, thr"):
+            result.figure("speed")
+
+
+class TestLegs:
+    def test_a_leg_is_a_name_with_a_configuration_or_with_options(self) -> None:
+        wide = SMALL.replace(mode="legacy", max_batch_tokens=100)
+
+        result = compare(
+            spread_workload(2),
+            {"wide": wide, "few": {"max_requests": 2}},
+            model=oracle(),
+            config=SMALL,
+            repeats=1,
+            warmup=0,
+        )
+
+        assert [run.name for run in result.runs] == ["wide", "few"]
+        wanted = ("mode", "max_batch_tokens", "max_requests")
+        assert [[run.config[name] for name in wanted] for run in result.runs] == [["legacy", 100, 4], ["async", 128, 2]]
+
+    def test_legs_get_pools_of_one_size_unless_they_ask_for_another(self) -> None:
+        """A pool of no given size once followed each leg's own max_requests, so that legs had unequal pools."""
+        base = EngineConfig(max_requests=4, max_batch_tokens=128, max_sequence_length=96)
+        legs = {"base": {}, "few": {"max_requests": 2}, "own": {"num_blocks": 30}}
+
+        result = compare(spread_workload(2), legs, model=oracle(), config=base, repeats=1, warmup=0)
+
+        first, few, own = (run.config["num_blocks"] for run in result.runs)
+        assert first == few != 30
+        assert own == 30
+        assert "own 30 blocks of 16 tokens" in str(result)
+
+    def test_an_option_that_does_not_fit_is_refused_before_anything_runs(self) -> None:
+        begun: list[str] = []
+
+        with pytest.raises(ConfigError, match="max_requests"):
+            compare(
+                spread_workload(2),
+                ["legacy", ("none", {"max_requests": 0})],
+                model=oracle(),
+                config=SMALL,
+                on_run=lambda name, session: begun.append(name),
+            )
+        assert not begun
+
+    def test_what_is_no_leg_is_refused(self) -> None:
+        with pytest.raises(WorkloadError, match="a leg is a name, a Leg, or a name with a configuration"):
+            compare(spread_workload(2), [3], model=oracle(), config=SMALL)  # type: ignore[list-item]
+
+
+class TestProgress:
+    def test_counts_the_requests_of_every_run_warm_ups_too(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        bars: list[Any] = []
+
+        def bar(total: int, *, wanted: bool) -> Any:
+            bars.append(tqdm(total=total, file=io.StringIO(), disable=not wanted))
+            return bars[-1]
+
+        monkeypatch.setattr(comparison, "progress_bar", bar)
+        compare(spread_workload(2), ["legacy", "async"], model=oracle(), config=SMALL, repeats=2, warmup=1)
+
+        assert bars[0].total == bars[0].n == 2 * 2 * 2 * 2
+
+    def test_is_silent_where_it_is_not_wanted(self, capsys: pytest.CaptureFixture[str]) -> None:
+        compare(spread_workload(1), ["async"], model=oracle(), config=SMALL, repeats=1, warmup=0, progress=False)
+
+        assert capsys.readouterr() == ("", "")
 
 
 class TestResult:
     def test_is_a_table_a_document_and_html(self) -> None:
-        result = compare(spread_workload(2), ["legacy", "async"], model=oracle(), config=SMALL, warmup=0)
+        result = compare(spread_workload(2), ["legacy", "async"], model=oracle(), config=SMALL, repeats=1, warmup=0)
 
         document = json.loads(json.dumps(jsonable(result.to_dict()), allow_nan=False))
 
@@ -132,13 +273,19 @@ class TestResult:
         assert document["environment"]["torch"]
         assert "tokens/s" in result.table()
         assert "2 equal" in repr(result)
-        assert result._repr_html_().startswith("<pre>")
+        assert document["clock"] == "iterations"
+        (speed,) = [row for row in document["metrics"] if row["label"] == "tokens/s"]
+        assert speed["legs"]["async"]["samples"] == [result.runs[1].summary.tokens_per_s]
+        assert speed["legs"]["async"]["ratio"]["interval"] is None
+        page = result._repr_html_()
+        assert page.count("<table") == page.count("</table>") == 1
+        assert "<th" in page
 
     def test_holds_the_log_probabilities_of_prompt_and_output_and_how_far_they_are_apart(self) -> None:
         params = SamplingParams(max_tokens=3, temperature=0.0, logprobs=1, prompt_logprobs=2, ignore_eos=True)
         workload = Workload(name="one", requests=(RequestSpec(prompt=(4, 5, 6), params=params),), unit="iterations")
 
-        result = compare(workload, ["legacy", "async"], model=oracle(), config=SMALL, warmup=0)
+        result = compare(workload, ["legacy", "async"], model=oracle(), config=SMALL, repeats=1, warmup=0)
 
         document = json.loads(json.dumps(jsonable(result.to_dict()), allow_nan=False))
         for leg in document["legs"]:

@@ -1,0 +1,368 @@
+"""The panel's panes alone, in a browser: each shows what it was sent, changes no more than that, and sends commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.ui.browser import keep_shot, missing
+
+pytestmark = pytest.mark.skipif(missing("anywidget") is not None, reason=missing("anywidget") or "")
+
+if missing("anywidget") is None:
+    from tests.ui.panel_page import PanelPage, panel_page
+    from tests.ui.panel_worlds import (
+        TOKENS,
+        blocks_view,
+        changes_view,
+        everything,
+        graphs_view,
+        history_view,
+        log_view,
+        request_row,
+        requests_view,
+        stops_view,
+    )
+    from workbench.panel.messages import COMMANDS
+
+HTML = '<img src=x onerror="window.wasHit=true"><b>bold</b>'
+AREA = ".wb-pane:not([hidden]) .wb-scroll"
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[PanelPage]:
+    """A page with a session in mid run; no test may leave an error on its console."""
+    with panel_page(browser, everything()) as panel:
+        yield panel
+        assert panel.errors == []
+
+
+class TestRequests:
+    def test_tells_of_each_what_it_holds_and_how_long_it_took(self, page: PanelPage) -> None:
+        cells = page.page.locator(".wb-pane-requests tbody tr").nth(1).locator("td").all_inner_texts()
+
+        assert [cell.strip() for cell in cells[1:7]] == ["decode", "1", "43", "10/96", "53", "10–13, 17"]
+        assert cells[8:11] == ["3.70", "48.3", "8.52"]
+        assert "story-1" in cells[0]
+
+    def test_marks_the_newest_token(self, page: PanelPage) -> None:
+        row = page.page.locator(".wb-pane-requests tbody tr").nth(1)
+
+        assert row.locator("[data-last]").inner_text() == TOKENS[10]
+        assert row.locator("[data-new]").count() == 1
+        assert row.locator("[data-last]").get_attribute("title") == "id 909, position 9"
+
+    def test_marks_times_that_do_not_count(self, page: PanelPage) -> None:
+        void = page.page.locator("[data-void]")
+
+        assert void.count() == 3
+        assert "stepping" in void.first.get_attribute("title")
+
+    def test_shows_names_and_tokens_as_the_words_they_are(self, page: PanelPage) -> None:
+        row = request_row(0, request_id=HTML, tokens=[{"text": HTML, "title": HTML}], why=HTML)
+        page.set("requests", requests_view(rows=[row]))
+        words = page.page.inner_text(".wb-pane-requests tbody")
+
+        assert words.count(HTML) == 3
+        assert page.page.locator(".wb-pane-requests tbody :is(img, b)").count() == 0
+        assert page.page.evaluate("() => window.wasHit") is None
+
+    def test_aborts(self, page: PanelPage) -> None:
+        page.button("Abort story-6").click()
+
+        assert page.commands() == [("abort", {"request_id": "story-6"})]
+        assert page.button("Abort story-9").is_disabled()
+
+    def test_keeps_scroll_focus_and_selection_while_it_is_updated(self, page: PanelPage) -> None:
+        rows = [request_row(number) for number in range(60)]
+        page.set("requests", requests_view(rows=rows))
+        page.page.evaluate(f"() => {{ document.querySelector('{AREA}').scrollTop = 400; }}")
+        page.page.evaluate("() => window.getSelection().selectAllChildren(document.querySelectorAll('.wb-id')[20])")
+        page.page.get_by_role("button", name="Abort story-21", exact=True).evaluate(
+            "(one) => one.focus({ preventScroll: true })"
+        )
+        moved = [rows[21], *rows[:21], *rows[22:]]
+        page.set("requests", requests_view(rows=[{**row, "kv_len": 9} for row in rows]))
+
+        assert page.page.evaluate("() => window.getSelection().toString()") == "story-20"
+        assert page.page.evaluate(f"() => document.querySelector('{AREA}').scrollTop") == 400
+        page.set("requests", requests_view(rows=moved))
+        assert page.page.evaluate("() => document.activeElement.title") == "Abort story-21"
+        assert page.page.locator(".wb-pane-requests tbody .wb-id").first.inner_text() == "story-21"
+
+    def test_touches_nothing_that_did_not_change(self, page: PanelPage) -> None:
+        page.page.evaluate(
+            """() => {
+              window.touched = 0;
+              new MutationObserver((all) => { window.touched += all.length; }).observe(
+                document.querySelector(".wb-pane-requests"),
+                { subtree: true, childList: true, characterData: true, attributes: true });
+            }"""
+        )
+        page.set("requests", requests_view())
+        assert page.page.evaluate("() => window.touched") == 0
+        rows = requests_view()["rows"]
+        page.set("requests", requests_view(rows=[{**rows[0], "kv_len": 16}, *rows[1:]]))
+
+        assert page.page.evaluate("() => window.touched") == 1
+
+    def test_has_its_heading_in_view_while_it_scrolls(self, page: PanelPage) -> None:
+        page.set("requests", requests_view(rows=[request_row(number) for number in range(60)]))
+        page.page.evaluate(f"() => {{ document.querySelector('{AREA}').scrollTop = 900; }}")
+        area = page.page.locator(AREA).bounding_box()
+
+        assert page.page.locator(".wb-pane-requests th").first.bounding_box()["y"] == pytest.approx(area["y"], abs=1)
+
+
+class TestBlocks:
+    def told(self, page: PanelPage) -> str:
+        words: str = page.page.inner_text(".wb-told")
+        return words
+
+    def colours(self, page: PanelPage, *blocks: int) -> list[list[int]]:
+        """Near the lower left corner of each block."""
+        page.settle()
+        found: list[list[int]] = page.page.evaluate(
+            """(blocks) => {
+              const { map } = document.querySelector(".wb-panel-panes").panelPanes.panes.get("blocks").pane;
+              const pen = map.canvas.getContext("2d");
+              const at = ([x, y]) => [...pen.getImageData(x + 1, y + map.size - 3, 1, 1).data];
+              return blocks.map((block) => at(map.place(block)));
+            }""",
+            list(blocks),
+        )
+        return found
+
+    def test_names_the_block_under_the_pointer(self, page: PanelPage) -> None:
+        page.open_tab("KV blocks")
+        box = page.page.locator(".wb-map canvas").bounding_box()
+        page.page.mouse.move(box["x"] + 5, box["y"] + 5)
+        assert self.told(page) == "block 0 · story-0, its 1 of 18 · 16 of 16 tokens cached (100 %)"
+        page.page.mouse.move(box["x"] + box["width"] - 5, box["y"] + box["height"] - 30)
+
+        assert self.told(page).endswith("· free")
+
+    def test_is_walked_by_arrow_keys(self, page: PanelPage) -> None:
+        page.open_tab("KV blocks")
+        page.page.focus(".wb-map canvas")
+        page.press("ArrowRight", *17 * ["ArrowRight"])
+
+        assert self.told(page) == "block 17 · story-0, its 18 of 18 · 7 of 16 tokens cached (44 %)"
+
+    def test_paints_holders_in_their_hue_and_free_blocks_in_none(self, page: PanelPage) -> None:
+        page.open_tab("KV blocks")
+        first, second, other, free = self.colours(page, 0, 1, 20, 511)
+
+        assert first == second == [0x00, 0x98, 0xF1, 255]
+        assert other == [0xE8, 0x6A, 0x29, 255]
+        assert free[3] == 0 or free[:3] not in (first[:3], other[:3])
+
+    def test_lights_a_holders_blocks(self, page: PanelPage) -> None:
+        page.open_tab("KV blocks")
+        page.page.get_by_role("button", name="story-1").click()
+        first, other = self.colours(page, 0, 20)
+
+        assert first[3] < 128
+        assert other[3] == 255
+
+    def test_draws_a_large_pool_at_once(self, page: PanelPage) -> None:
+        page.open_tab("KV blocks")
+        page.set("blocks", blocks_view(16_384))
+        keep_shot(page.page, "panel-blocks-16384")
+        box, area = page.page.locator(".wb-map canvas").bounding_box(), page.page.locator(AREA).bounding_box()
+
+        assert box["height"] <= area["height"]
+        assert "16,384 blocks" in page.page.inner_text(".wb-summary:visible")
+        page.page.mouse.move(box["x"] + 2, box["y"] + 2)
+        assert self.told(page).startswith("block 0 · story-0")
+
+
+class TestGraphs:
+    def test_tells_hits_padding_and_misses(self, page: PanelPage) -> None:
+        page.open_tab("Graphs")
+        row = page.page.locator(".wb-graphs tbody tr").nth(3)
+        assert row.locator("td").all_inner_texts()[5:] == ["512", "512", "1"]
+        assert row.locator(".wb-pending").is_visible()
+        assert "1,146 of 1,196 (96 %)" in page.page.inner_text(".wb-facts-row")
+        assert "holds prefill rows" in page.page.inner_text(".wb-misses")
+        page.set("graphs", graphs_view(graphs=[], hits=0, misses={}))
+
+        assert "No sizes are captured" in page.page.inner_text(".wb-pane-graphs")
+
+
+class TestChanges:
+    def test_shows_what_was_read_and_written_with_what_stood_there(self, page: PanelPage) -> None:
+        page.open_tab("Read / wrote")
+        prepare = page.page.locator(".wb-card").first
+        wrote = prepare.locator(".wb-column").nth(1).locator("li").nth(1)
+
+        assert prepare.locator("h4").inner_text() == "prepare"
+        assert wrote.locator(".wb-value").inner_text().split() == ["99", "→", "272"]
+        assert wrote.locator(".wb-swatch").inner_text() == "A"
+
+    def test_strikes_out_stale_values_and_says_so(self, page: PanelPage) -> None:
+        page.open_tab("Read / wrote")
+
+        assert page.page.locator("[data-stale]").all_inner_texts() == ["88 ·by", "311"]
+        assert page.page.locator("li:has([data-stale]) .wb-note").all_inner_texts() == ["stale", "stale, it ended"]
+
+    def test_switches_recording(self, page: PanelPage) -> None:
+        page.open_tab("Read / wrote")
+        page.page.get_by_label("record changes").uncheck()
+
+        assert page.commands() == [("record_changes", {"wanted": False})]
+
+    def test_reads_from_the_device_with_a_warning(self, page: PanelPage) -> None:
+        page.open_tab("Read / wrote")
+        page.button("Read last_token from the device").click()
+
+        assert page.commands() == [("read_device", {"name": "last_token"})]
+        assert "voids the times" in page.page.inner_text(".wb-warning")
+        assert "1204, 311" in page.page.inner_text(".wb-device-value")
+
+    def test_tells_what_to_do_where_nothing_was_recorded(self, page: PanelPage) -> None:
+        page.open_tab("Read / wrote")
+        page.set("changes", changes_view(recording=False, cards=[], device_values=[], device_value=""))
+
+        assert "Switch recording on" in page.page.inner_text(".wb-pane-changes")
+        assert page.page.get_by_label("record changes").is_visible()
+
+
+class TestHistory:
+    def choose(self, page: PanelPage) -> list[int | None]:
+        return [args["iteration"] for name, args in page.commands() if name == "choose"]
+
+    def test_chooses_by_buttons(self, page: PanelPage) -> None:
+        page.open_tab("History")
+        for name in ("Previous iteration", "Next iteration", "Newest"):
+            page.button(name).click()
+
+        assert self.choose(page) == [870, 872, None]
+
+    def test_chooses_by_the_slider_the_last_of_the_places_it_passed(self, page: PanelPage) -> None:
+        page.open_tab("History")
+        slider = page.page.get_by_label("Iteration", exact=True)
+        slider.focus()
+        page.press("ArrowLeft", "ArrowLeft", "ArrowLeft")
+        page.page.wait_for_timeout(150)
+        chosen = self.choose(page)
+
+        assert chosen[-1] == 868
+        assert len(chosen) <= 3
+
+    def test_chooses_by_number(self, page: PanelPage) -> None:
+        page.open_tab("History")
+        page.page.get_by_label("Go to iteration").fill("12")
+        page.press("Enter")
+
+        assert self.choose(page) == [12]
+
+    def test_follows_the_newest(self, page: PanelPage) -> None:
+        page.open_tab("History")
+        page.set("history", history_view(chosen=None, last=1_300))
+
+        assert page.page.get_by_label("Iteration", exact=True).input_value() == "1300"
+        assert page.button("Next iteration").is_disabled()
+        assert page.button("Newest").get_attribute("aria-pressed") == "true"
+
+    def test_leaves_a_thumb_that_is_dragged_where_it_is(self, page: PanelPage) -> None:
+        page.open_tab("History")
+        slider = page.page.get_by_label("Iteration", exact=True)
+        box = slider.bounding_box()
+        page.page.mouse.move(box["x"] + 0.25 * box["width"], box["y"] + box["height"] / 2)
+        page.page.mouse.down()
+        page.page.wait_for_timeout(150)
+        held = slider.input_value()
+        page.set("history", history_view(chosen=None, last=1_210))
+        assert slider.input_value() == held
+        page.page.mouse.up()
+
+        assert self.choose(page)[-1] == int(held) == pytest.approx(300, abs=20)
+
+    def test_shows_facts_watches_and_the_table(self, page: PanelPage) -> None:
+        page.open_tab("History")
+        words = page.page.inner_text(".wb-pane-history")
+
+        assert "3.1 ms, of which 1.9 ms waiting" in words
+        assert "s.row(0).output_tokens" in words
+        assert page.page.locator(".wb-image tr").nth(4).locator("td").all_inner_texts()[1] == "story-3"
+        assert page.page.locator(".wb-image th").count() == 8
+
+
+class TestStops:
+    def test_adds_a_breakpoint_of_what_was_filled_in(self, page: PanelPage) -> None:
+        page.open_tab("Breakpoints")
+        page.page.get_by_label("before phase").select_option("resolve")
+        page.page.get_by_label("order's reason").select_option(label="rows are paused")
+        page.page.get_by_label("for request").fill("story-3")
+        page.page.get_by_label("bubble longer than, µs").fill("250.5")
+        page.page.get_by_label("graph miss").check()
+        page.page.get_by_label("when this is true").fill("s.finished")
+        page.button("Add breakpoint").click()
+
+        assert page.commands() == [
+            (
+                "break_on",
+                {
+                    "phase": "resolve",
+                    "request": "story-3",
+                    "reason": "PAUSED_ROWS",
+                    "bubble_us": 250.5,
+                    "graph_miss": True,
+                    "when": "s.finished",
+                },
+            )
+        ]
+        assert page.page.get_by_label("for request").input_value() == ""
+
+    def test_leaves_open_what_was_not_filled_in(self, page: PanelPage) -> None:
+        page.open_tab("Breakpoints")
+        page.page.get_by_label("before phase").select_option("sample")
+        page.button("Add breakpoint").click()
+        (_, args), *_ = page.commands()
+
+        assert args == {**dict.fromkeys(COMMANDS["break_on"]), "phase": "sample"}
+
+    def test_keeps_what_is_being_filled_in_while_it_is_updated(self, page: PanelPage) -> None:
+        page.open_tab("Breakpoints")
+        page.page.get_by_label("before phase").select_option("sample")
+        page.page.get_by_label("for request").fill("story")
+        page.set("stops", stops_view(rows=[]))
+        page.page.keyboard.type("-1")
+
+        assert page.page.get_by_label("for request").input_value() == "story-1"
+        assert page.page.get_by_label("before phase").input_value() == "sample"
+
+    def test_enables_and_removes(self, page: PanelPage) -> None:
+        page.open_tab("Breakpoints")
+        page.page.get_by_label("bubble longer than 500").check()
+        page.button("Remove breakpoint 2").click()
+
+        assert page.commands() == [("enable_stop", {"id": 4, "enabled": True}), ("remove_stop", {"id": 2})]
+
+    def test_marks_the_one_that_the_session_stands_at(self, page: PanelPage) -> None:
+        page.open_tab("Breakpoints")
+        row = page.page.locator(".wb-is-hit")
+
+        assert row.count() == 1
+        assert "#2" in row.inner_text()
+        assert "stands here" in row.inner_text()
+
+
+class TestLog:
+    def test_lists_events_the_newest_first(self, page: PanelPage) -> None:
+        page.open_tab("Events")
+        assert page.page.locator(".wb-pane-log tbody tr").first.inner_text().split("\t")[0].strip() == "1,204"
+        assert "310 older events" in page.page.inner_text(".wb-pane-log")
+        page.set("events", log_view(rows=[{"iteration": 1, "kind": "ended", "text": HTML}], left_out=0))
+
+        assert HTML in page.page.inner_text(".wb-pane-log tbody")
+        assert page.page.evaluate("() => window.wasHit") is None
+
+    def test_keeps_two_events_that_say_the_same(self, page: PanelPage) -> None:
+        page.open_tab("Events")
+        page.set("events", log_view(rows=2 * [{"iteration": 1, "kind": "mode", "text": "async"}], left_out=0))
+
+        assert page.page.locator(".wb-pane-log tbody tr").count() == 2

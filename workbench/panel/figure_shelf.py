@@ -1,0 +1,67 @@
+"""The panel's figures: made when somebody looks at them, for plotly takes a second to begin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import EngineError
+from workbench.figures import FIGURES, FigureError
+
+if TYPE_CHECKING:
+    from workbench.session import Session
+
+_NONE_YET = "No figure yet: choose one and press Draw. Iterations that were stepped by hand are left out of figures."
+
+
+class FigureShelf:
+    """A choice of figures, the one that was drawn last, and a place to save it in; ``box`` is what a page shows."""
+
+    def __init__(self, session: Session) -> None:
+        import ipywidgets
+
+        self._session = session
+        self.template = "light"
+        self._figure: Any = None
+        self.choice = ipywidgets.Dropdown(options=list(FIGURES), description="figure")
+        self.draw_button = ipywidgets.Button(
+            description="Draw", icon="refresh", tooltip="Draw what was recorded so far"
+        )
+        self.path = ipywidgets.Text(
+            value="figure.svg", description="save as", placeholder="figure.svg, .png, .pdf, .html"
+        )
+        self.save_button = ipywidgets.Button(description="Save", icon="save", disabled=True)
+        self.line = ipywidgets.Label(_NONE_YET)
+        self._row = ipywidgets.HBox([self.choice, self.draw_button, self.path, self.save_button])
+        self.box = ipywidgets.VBox([self._row, self.line])
+        self.draw_button.on_click(lambda button: self.draw())
+        self.save_button.on_click(lambda button: self.save())
+        self.choice.observe(lambda change: self.draw(), names="value")
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether there is a figure."""
+        return self._figure is not None
+
+    def draw(self) -> None:
+        """Draw the chosen figure of what was recorded so far; what goes wrong is said in the line below."""
+        try:
+            self._figure = self._session.figure(self.choice.value, template=self.template)
+            widget = self._figure.widget()
+        except (EngineError, FigureError, ImportError) as error:
+            self._say(f"not drawn: {error}")
+            return
+        for old in self.box.children[2:]:
+            old.close()
+        self.save_button.disabled = False
+        self._say("")
+        self.box.children = [self._row, self.line, widget]
+
+    def save(self) -> None:
+        """Write the figure that is shown, with its footer."""
+        try:
+            self._say(f"saved: {self._figure.save(self.path.value).resolve()}")
+        except (EngineError, FigureError, OSError) as error:
+            self._say(f"not saved: {error}")
+
+    def _say(self, text: str) -> None:
+        self.line.value = text

@@ -1,0 +1,35 @@
+"""Breakpoints, and what a new one may name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.phases import Phase, Reason
+from workbench.panel.messages import StopRow, StopsPane
+
+if TYPE_CHECKING:
+    from workbench.session import Session
+
+
+def stops_view(session: Session) -> StopsPane:
+    """All breakpoints, in the order they were made."""
+    standing = _standing_at(session)
+    rows = [
+        StopRow(id=one.id, text=str(one.wanted), enabled=one.enabled, hits=one.hits, is_hit=one.id == standing)
+        for one in session.breakpoints
+    ]
+    return StopsPane(
+        rows=rows,
+        phases=[phase.value for phase in Phase],
+        reasons=[[reason.name, reason.value] for reason in Reason],
+        hint="" if rows else "No breakpoint: name a phase, a request, a reason or a condition, and runs stop there.",
+    )
+
+
+def _standing_at(session: Session) -> int | None:
+    """Number of the breakpoint the session stands at; it may have gone on since, by a reset for instance."""
+    stopped, engine = session.stopped, session.engine
+    if stopped is None or stopped.iterations_begun != engine.controller.next_index:
+        return None
+    next_phase = None if engine.next_phase is None else engine.next_phase.value
+    return stopped.breakpoint if stopped.phase == next_phase else None

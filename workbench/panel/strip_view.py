@@ -1,0 +1,138 @@
+"""The order of the iteration in hand as a strip of phases, and what would come next."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from engine.controller import Iteration
+from engine.engine import Engine
+from engine.phases import Order, Phase
+from engine.results import PendingForward
+from tracing.records import PHASE_COLOURS
+from workbench.explain_order import explain_in_hand
+from workbench.panel.coming import Coming, coming_iteration
+from workbench.panel.messages import ForwardCell, PhaseCell, StripView
+from workbench.report_data import ORDER_COLOURS
+from workbench.snapshot import failure_text, pending_view
+
+if TYPE_CHECKING:
+    from workbench.session import Session
+
+_IN_EVERY_ORDER: dict[Phase, str] = {
+    Phase.ADMIT: "Moves the head of the queue into rows and gives it blocks, first in, first out, while it fits.",
+    Phase.PREPARE: "Advances each row on the host, takes the blocks it needs, and stages the next forward.",
+    Phase.FORWARD: "Enqueues one copy of the staged inputs and the forward behind it, which is then pending.",
+    Phase.SAMPLE: "Enqueues the choice of a token for every row of the pending forward, and its copy to the host.",
+    Phase.RESOLVE: "Waits for the sampled ids, the only wait; gives out tokens, finds ends, releases and moves rows.",
+    Phase.EMIT: "Makes text, matches stop strings, and makes the outputs.",
+}
+_IN_ORDER: dict[tuple[Order, Phase], str] = {
+    (Order.LEGACY, Phase.RESOLVE): "The device then stands idle until the next forward.",
+    (Order.LEGACY, Phase.EMIT): "The device stands idle meanwhile.",
+    (Order.NO_OVERLAP, Phase.RESOLVE): "No forward is enqueued behind it, so the device runs empty.",
+    (Order.NO_OVERLAP, Phase.ADMIT): "Nothing is pending here, so rows may be taken and moved freely.",
+    (Order.NO_OVERLAP, Phase.PREPARE): "The device stands idle meanwhile.",
+    (Order.NO_OVERLAP, Phase.EMIT): "The device works on the forward meanwhile.",
+    (
+        Order.OVERLAP,
+        Phase.PREPARE,
+    ): "The device still works on the pending forward, so this is hidden; token ids are not "
+    "known yet and stay on the device.",
+    (Order.OVERLAP, Phase.SAMPLE): "It lines up behind the running forward; nobody waits.",
+    (Order.OVERLAP, Phase.FORWARD): "It lines up behind the sampling, before the host has seen a token.",
+    (
+        Order.OVERLAP,
+        Phase.RESOLVE,
+    ): "The device works on the next forward meanwhile; a row that ended was computed in it for nothing.",
+    (Order.OVERLAP, Phase.EMIT): "The device works on the next forward meanwhile.",
+    (Order.PRIMER, Phase.ADMIT): "Nothing is pending yet.",
+    (Order.PRIMER, Phase.FORWARD): "The next iteration samples it.",
+    (Order.DRAIN, Phase.RESOLVE): "Nothing is launched behind it.",
+}
+"""What differs from order to order."""
+
+CellState = Literal["done", "last", "next", "coming"]
+
+
+def strip_view(session: Session) -> StripView:
+    """The strip now. Reads the host's state alone, and asks no policy that could tell."""
+    engine, last = session.engine, session._watch.last
+    current = engine.in_hand
+    coming = coming_iteration(session) if current is None or engine.failure is not None else None
+    next_phase = engine.next_phase
+    if next_phase is None and coming is not None and coming.order is not None:
+        next_phase = coming.order.phases[0]
+    order = None if last is None else last.order
+    return StripView(
+        iteration=None if last is None else last.index,
+        is_in_hand=current is not None,
+        order=None if order is None else order.label,
+        colour="" if order is None else ORDER_COLOURS[order.label],
+        reason="" if last is None else last.reason.value,
+        why=_why(current, coming),
+        phases=[] if last is None else _cells(engine, last, session._watch.behind),
+        next_phase=None if next_phase is None else next_phase.value,
+        next_order=None if coming is None else coming.text,
+        forwards=_forwards(engine),
+    )
+
+
+def _why(current: Iteration | None, coming: Coming | None) -> str:
+    if coming is not None:
+        return coming.why
+    assert current is not None
+    return explain_in_hand(current.index, current.order, current.reason)
+
+
+def _cells(engine: Engine, last: Iteration, behind: Phase | None) -> list[PhaseCell]:
+    phases = last.order.phases
+    failure = engine.failure
+    ran_last = behind if failure is None else failure.phase
+    return [
+        PhaseCell(name=phase.value, colour=PHASE_COLOURS[phase.value], state=state, title=_title(engine, last, phase))
+        for phase, state in zip(phases, _states(phases, ran_last, engine.next_phase), strict=True)
+    ]
+
+
+def _states(phases: tuple[Phase, ...], ran_last: Phase | None, next_phase: Phase | None) -> list[CellState]:
+    """A phase that raised ran last: its title says so. Behind recover(), what did not run is not said to have."""
+    last = -1 if ran_last is None else phases.index(ran_last)
+    states: list[CellState] = []
+    for at, phase in enumerate(phases):
+        if at <= last:
+            states.append("last" if at == last else "done")
+        else:
+            states.append("next" if phase is next_phase else "coming")
+    return states
+
+
+def _title(engine: Engine, last: Iteration, phase: Phase) -> str:
+    if engine.failure is not None and engine.failure.phase is phase:
+        return f"{failure_text(engine)}."
+    return phase_title(last.order, phase)
+
+
+def phase_title(order: Order, phase: Phase) -> str:
+    """What a phase does in an order, in a sentence or two."""
+    more = _IN_ORDER.get((order, phase))
+    return _IN_EVERY_ORDER[phase] if more is None else f"{_IN_EVERY_ORDER[phase]} {more}"
+
+
+def _forwards(engine: Engine) -> list[ForwardCell]:
+    current = engine.in_hand
+    sampled = None if current is None else _forward(engine, "sampled", current.consumed)
+    pending = _forward(engine, "pending", engine.pending)
+    return [cell for cell in (sampled, pending) if cell is not None]
+
+
+def _forward(engine: Engine, role: Literal["sampled", "pending"], forward: PendingForward | None) -> ForwardCell | None:
+    view = pending_view(engine, forward)
+    if view is None:
+        return None
+    kinds = [f"{count} {kind}" for count, kind in ((view.num_prefill, "prefill"), (view.num_decode, "decode")) if count]
+    rows = "row" if view.num_prefill + view.num_decode == 1 else "rows"
+    padding = f" and {view.padding_tokens} of padding" if view.padding_tokens else ""
+    dropped = view.table_rows.count(-1)
+    wasted = f", {dropped} for nothing" if dropped else ""
+    text = f"{' and '.join(kinds)} {rows}, {view.num_tokens} tokens{padding}{wasted}, {view.ran_as}"
+    return ForwardCell(role=role, iteration=view.iteration, text=text)

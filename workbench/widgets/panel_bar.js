@@ -1,0 +1,83 @@
+// The control bar's front-end. Traits come from workbench/widgets/panel_bar.py; what is sent is Command of
+// workbench/panel/messages.py.
+import { keepChildren, make, setAttribute, setCutText, setProperty, setText } from "./panel_make.js";
+import { Part } from "./panel_part.js";
+import { PanelKeys } from "./panel_keys.js";
+import { Buttons } from "./panel_buttons.js";
+import { ModeSwitch } from "./panel_mode.js";
+import { NoticeLine } from "./panel_notice.js";
+import { Strip } from "./panel_strip.js";
+
+const STATE_MARKS = { running: "▶", paused: "❚❚", finished: "✓", failed: "✕", closed: "○" };
+const REST = "Keys work while the pointer or the focus is in the panel.";
+
+class Bar extends Part {
+  constructor(model, el) {
+    super(model, el, "wb-panel-bar", "Session");
+    this.buttons = new Buttons(this);
+    this.modes = new ModeSwitch(this);
+    this.notice = new NoticeLine(REST);
+    this.strip = new Strip();
+    this.buttons.row.append(make("span", { className: "wb-group" }, this.modes.group), this.buttons.tail);
+    this.root.prepend(this.head(), this.buttons.row, this.notice.box, this.strip.box);
+    this.keys = new PanelKeys(this, (key, isRepeat) => this.pressed(key, isRepeat));
+    this.follow("phases", (names) => this.buttons.setPhases(names));
+    this.follow("key_map", (keys) => this.buttons.nameKeys(keys));
+    this.follow("pace", (per_s) => this.buttons.showPace(per_s));
+    this.follow("notice", (notice) => this.notice.show(notice));
+    this.follow("strip", (view) => this.strip.show(view));
+    this.follow("bar", (view) => this.show(view));
+    this.root.panelBar = this;
+  }
+
+  head() {
+    this.state = make("span", { className: "wb-state" }, make("span", { attributes: { "aria-hidden": "true" } }), make("span"));
+    this.headline = make("span", { className: "wb-headline" });
+    this.stopped = make("div", { className: "wb-stopped" });
+    this.setup = make("div", { className: "wb-setup" });
+    this.badges = make("ul", { className: "wb-badges", attributes: { "aria-label": "Warnings" } });
+    return make("div", { className: "wb-head" },
+      this.state, make("div", { className: "wb-lines" }, this.headline, this.stopped),
+      make("div", { className: "wb-lines wb-right" }, this.setup, this.badges));
+  }
+
+  show(view) {
+    const { state = "closed", badges = [] } = view;
+    setAttribute(this.state, "data-state", view.state || null);
+    setText(this.state.firstChild, view.state ? STATE_MARKS[state] : "");
+    setText(this.state.lastChild, view.state || "…");
+    setCutText(this.headline, view.headline);
+    setCutText(this.stopped, view.stopped);
+    setCutText(this.setup, setupText(view));
+    keepChildren(this.badges, badges, ({ text }) => text, () => make("li", { tabIndex: 0 }), (item, { text, title }) => {
+      setText(item, text);
+      setProperty(item, "title", title);
+      setAttribute(item, "aria-label", `${text}: ${title}`);
+    });
+    this.buttons.show(view);
+    this.modes.show(view);
+  }
+
+  // A key: what the button of its command would do. True if it is one of ours, whether or not it does something now.
+  pressed(key, isRepeat) {
+    const command = this.model.get("key_map")[key];
+    if (!command) return false;
+    if (isRepeat || !(this.model.get("bar").can || {})[command]) return true;
+    if (command === "run") this.buttons.run();
+    else if (command === "set_mode") this.modes.toggle();
+    else this.command(command);
+    return true;
+  }
+}
+
+function setupText({ model, device, clock, iterations }) {
+  if (!model) return "";
+  return [model, device, `clock ${clock}`, `${iterations.toLocaleString("en")} begun`].join(" · ");
+}
+
+export default {
+  render({ model, el }) {
+    const bar = new Bar(model, el);
+    return () => bar.destroy();
+  },
+};

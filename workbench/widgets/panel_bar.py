@@ -1,0 +1,60 @@
+"""The panel's control bar with the strip of the current order under it.
+
+bar = PanelBar()
+bar.on_command(lambda name, args: ...)  # each click and key
+bar.bar = {...}                         # a BarView: what is shown, which buttons mean something
+
+Keys work while the pointer or the focus is in the panel: in the nearest element around the bar that has the class
+``wb-panel-whole`` (``box.add_class("wb-panel-whole")``), or else in the bar alone.
+"""
+
+from __future__ import annotations
+
+import traitlets
+
+from engine.phases import Phase
+from workbench.panel.messages import KEYS
+from workbench.widgets.front_end import joined_module, style_sheet
+from workbench.widgets.panel_command import CommandWidget
+
+SHARED_MODULES = (
+    "timeline_table.js",
+    "timeline_look.js",
+    "panel_make.js",
+    "panel_hues.js",
+    "panel_part.js",
+    "panel_popover.js",
+    "panel_form.js",
+)
+"""What both widgets need, in the order in which they need each other."""
+BAR_MODULES = (
+    *SHARED_MODULES,
+    "panel_keys.js",
+    "panel_buttons.js",
+    "panel_mode.js",
+    "panel_notice.js",
+    "panel_strip.js",
+    "panel_bar.js",
+)
+STYLE = "panel.css"
+"""One sheet for both widgets."""
+
+
+class PanelBar(CommandWidget):
+    """Buttons, state, notices and the order strip. All traits are set from Python; the browser sends commands alone."""
+
+    _esm = joined_module(*BAR_MODULES)
+    _css = style_sheet(STYLE)
+
+    bar = traitlets.Dict().tag(sync=True)
+    """A :class:`~workbench.panel.messages.BarView`; empty: nothing is known yet, and no button works."""
+    strip = traitlets.Dict().tag(sync=True)
+    """A :class:`~workbench.panel.messages.StripView`."""
+    notice = traitlets.Dict().tag(sync=True)
+    """A :class:`~workbench.panel.messages.Notice`; empty: none."""
+    key_map = traitlets.Dict(KEYS).tag(sync=True)
+    """Key to command. (``keys`` is taken: there ipywidgets lists the traits to sync.)"""
+    phases = traitlets.List(traitlets.Unicode(), [phase.value for phase in Phase]).tag(sync=True)
+    """Those that Until… offers."""
+    pace = traitlets.Float(0.0, min=0.0).tag(sync=True)
+    """Iterations a second; 0: as fast as they go."""

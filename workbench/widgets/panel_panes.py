@@ -1,0 +1,82 @@
+"""The panel's tabs and panes: one trait a pane, sent when there is something new in it and it can be seen.
+
+panes = PanelPanes()
+panes.on_command(lambda name, args: ...)
+panes.observe(..., names="tab")         # the pane that a person looks at
+panes.show("requests", {...})           # a RequestsView
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import traitlets
+
+from workbench.panel.messages import TABS
+from workbench.widgets.front_end import joined_module, style_sheet
+from workbench.widgets.panel_bar import SHARED_MODULES, STYLE
+from workbench.widgets.panel_command import CommandWidget
+
+PANES_MODULES = (
+    *SHARED_MODULES,
+    "panel_tabs.js",
+    "panel_tokens.js",
+    "panel_requests.js",
+    "panel_block_map.js",
+    "panel_blocks.js",
+    "panel_graphs.js",
+    "panel_changes.js",
+    "panel_history.js",
+    "panel_stops.js",
+    "panel_log.js",
+    "panel_panes.js",
+)
+PANES = {tab: "events" if tab == "log" else tab for tab in TABS if tab != "figures"}
+"""Tab to the trait of its pane."""
+
+
+class PanelPanes(CommandWidget):
+    """A tab bar and the pane of the chosen tab. A pane's empty dict: it has not been sent yet.
+
+    The tab ``figures`` has no pane: what it shows is no part of this widget and stands below it.
+    """
+
+    _esm = joined_module(*PANES_MODULES)
+    _css = style_sheet(STYLE)
+
+    tab = traitlets.Unicode(TABS[0]).tag(sync=True)
+    """By a click or the arrow keys, or from Python; one of ``tabs``."""
+    tabs = traitlets.List(traitlets.Unicode(), list(TABS)).tag(sync=True)
+    """Those that can be chosen, left to right."""
+
+    requests = traitlets.Dict().tag(sync=True)
+    """A :class:`~workbench.panel.messages.RequestsView`."""
+    blocks = traitlets.Dict().tag(sync=True)
+    """A :class:`~workbench.panel.messages.BlocksPane`."""
+    graphs = traitlets.Dict().tag(sync=True)
+    """A :class:`~workbench.panel.messages.GraphsPane`."""
+    changes = traitlets.Dict().tag(sync=True)
+    """A :class:`~workbench.panel.messages.ChangesPane`."""
+    history = traitlets.Dict().tag(sync=True)
+    """A :class:`~workbench.panel.messages.HistoryPane`."""
+    stops = traitlets.Dict().tag(sync=True)
+    """A :class:`~workbench.panel.messages.StopsPane`."""
+    events = traitlets.Dict().tag(sync=True)
+    """A :class:`~workbench.panel.messages.LogPane`, of the tab ``log``. (``log`` is taken: traitlets' logger.)"""
+
+    def show(self, tab: str, view: Mapping[str, Any]) -> None:
+        """Put a view into the pane of a tab.
+
+        Raises:
+            ValueError: The tab has no pane.
+        """
+        if tab not in PANES:
+            raise ValueError(f"no pane of that name: {tab!r}; there are {', '.join(PANES)}")
+        setattr(self, PANES[tab], dict(view))
+
+    @traitlets.validate("tab")
+    def _known(self, proposal: traitlets.Bunch) -> str:
+        if proposal.value not in self.tabs:
+            raise traitlets.TraitError(f"tab must be one of {', '.join(self.tabs)}, not {proposal.value!r}")
+        return str(proposal.value)

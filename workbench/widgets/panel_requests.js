@@ -1,0 +1,78 @@
+// The requests table.
+import { counted, enable, keepChildren, make, makeButton, makeRow, makeTable, milliseconds, rangesText, setAttribute, setCutText, setProperty, setText } from "./panel_make.js";
+import { makeSwatch, showHue } from "./panel_hues.js";
+import { makeTokens, showTokens } from "./panel_tokens.js";
+
+const REQUEST_COLUMNS = [
+  ["request", "wb-col-id"],
+  ["state", "wb-col-state"],
+  ["row", "wb-col-row wb-number", "Row of the request table"],
+  ["prompt", "wb-col-count wb-number", "Prompt tokens"],
+  ["output", "wb-col-output wb-number", "Output tokens, of the most there may be"],
+  ["KV", "wb-col-count wb-number", "Tokens whose keys and values are cached"],
+  ["blocks", "wb-col-blocks", "KV blocks held, in order"],
+  ["newest output", "wb-col-tokens", "The newest tokens, the last one marked; why the request waits, or how it ended"],
+  ["queue ms", "wb-col-time wb-number", "From arrival to the first schedule, in milliseconds"],
+  ["TTFT ms", "wb-col-time wb-number", "From arrival to the first token, in milliseconds"],
+  ["TPOT ms", "wb-col-time wb-number", "Per output token behind the first, in milliseconds"],
+  ["", "wb-col-act"],
+];
+const VOID = "does not count: a person's stepping is in it";
+
+export class RequestsPane {
+  constructor(part) {
+    this.part = part;
+    const { table, body } = makeTable("Requests", REQUEST_COLUMNS);
+    this.body = body;
+    this.left = make("div", { className: "wb-left-out" });
+    this.content = [make("div", { className: "wb-scroll", tabIndex: 0, attributes: { role: "region", "aria-label": "Requests" } }, table, this.left)];
+  }
+
+  isEmpty({ rows }) { return rows.length === 0; }
+
+  show({ rows, left_out: leftOut }) {
+    keepChildren(this.body, rows, (row) => row.request_id, (row) => this.makeRow(row.request_id), showRow);
+    setText(this.left, leftOut ? `${counted(leftOut, "more request")}, waiting or ended, not listed` : "");
+    setProperty(this.left, "hidden", !leftOut);
+  }
+
+  makeRow(requestId) {
+    const line = makeRow(REQUEST_COLUMNS), { cells } = line, name = make("span", { className: "wb-id" });
+    cells[0].append(makeSwatch(), name);
+    setCutText(name, requestId);
+    cells[1].append(make("span", { className: "wb-chip" }));
+    cells[7].append(make("div", { className: "wb-output" }, makeTokens(), make("span", { className: "wb-why-cell" })));
+    cells[11].append(makeButton("Abort", `Abort ${requestId}`, () => this.part.command("abort", { request_id: requestId }), { name: `Abort ${requestId}`, className: "wb-small" }));
+    return line;
+  }
+}
+
+function showRow(line, row) {
+  const { cells } = line;
+  showHue(cells[0].firstChild, row.hue);
+  showState(cells[1].firstChild, row);
+  setText(cells[2], row.row === null ? "–" : row.row);
+  setText(cells[3], row.prompt_tokens);
+  setText(cells[4], `${row.output_tokens}/${row.max_tokens}`);
+  setText(cells[5], row.kv_len);
+  setText(cells[6], rangesText(row.blocks) || "–");
+  setProperty(cells[6], "title", row.blocks.length ? `${counted(row.blocks.length, "block")}: ${rangesText(row.blocks)}` : "");
+  showTokens(cells[7].firstChild.firstChild, row);
+  setCutText(cells[7].firstChild.lastChild, row.why);
+  for (const [at, name] of [[8, "queue_ms"], [9, "ttft_ms"], [10, "tpot_ms"]]) showTime(cells[at], row[name], row.is_void);
+  enable(cells[11].firstChild, row.can_abort);
+  setAttribute(line, "data-state", row.state);
+}
+
+// Of a row whose forward is pending: a dot behind the state.
+function showState(chip, { state, in_pending: isPending }) {
+  setText(chip, isPending ? `${state} ●` : state);
+  setAttribute(chip, "data-state", state);
+  setProperty(chip, "title", isPending ? `${state}; the pending forward computes its next token` : state);
+}
+
+function showTime(cell, value, isVoid) {
+  setText(cell, milliseconds(value));
+  setAttribute(cell, "data-void", isVoid && value !== null ? "true" : null);
+  setProperty(cell, "title", isVoid && value !== null ? VOID : "");
+}

@@ -1,0 +1,68 @@
+// The order of the iteration in hand: its phases left to right, where it stands, why it took this order.
+import { fillChildren, keepChildren, make, setAttribute, setCutText, setProperty, setText } from "./panel_make.js";
+import { showColour } from "./panel_hues.js";
+
+// Mark and words of each state: none is told by colour alone.
+const STATES = { done: ["✓", "done"], last: ["●", "ran last"], next: ["▶", "next"], coming: ["", "to come"] };
+
+export class Strip {
+  constructor() {
+    this.order = make("span", { className: "wb-order" });
+    this.title = make("span", { className: "wb-strip-title" });
+    this.forwards = make("ul", { className: "wb-forwards", attributes: { "aria-label": "Launched forwards" } });
+    this.cells = make("ol", { className: "wb-phases", attributes: { "aria-label": "Phases of the order" } });
+    this.why = make("div", { className: "wb-why" });
+    this.next = make("div", { className: "wb-next" });
+    this.box = make("section", { className: "wb-strip", attributes: { "aria-label": "Order of the iteration" } },
+      make("div", { className: "wb-strip-head" }, this.order, this.title, this.forwards), this.cells,
+      make("div", { className: "wb-strip-foot" }, this.next, this.why));
+  }
+
+  show(view) {
+    const { phases = [], forwards = [] } = view;
+    setText(this.order, view.order || "no order yet");
+    if (view.order) showColour(this.order, view.colour);
+    setCutText(this.title, titleText(view));
+    setText(this.why, view.why);
+    setText(this.next, nextText(view));
+    setProperty(this.next, "hidden", this.next.textContent === "");
+    setAttribute(this.cells, "data-in-hand", view.is_in_hand ? "true" : "false");
+    fillChildren(this.cells, phases, makePhase, showPhase);
+    keepChildren(this.forwards, forwards, ({ role }) => role, makeForward, showForward);
+  }
+}
+
+function titleText({ iteration, is_in_hand: isInHand, reason }) {
+  if (iteration === null || iteration === undefined) return "before the first iteration";
+  return `iteration ${iteration.toLocaleString("en")}${isInHand ? "" : ", ended"}${reason ? ` · ${reason}` : ""}`;
+}
+
+function nextText({ next_order: order, next_phase: phase, is_in_hand: isInHand }) {
+  if (isInHand || !(order || phase)) return "";
+  return `next: ${[order, phase ? `begins with ${phase}` : ""].filter(Boolean).join(", ")}`;
+}
+
+function makePhase() {
+  const parts = ["wb-phase-mark", "wb-phase-name", "wb-phase-state"].map((className) => make("span", { className }));
+  return make("li", { className: "wb-phase" }, ...parts);
+}
+
+function showPhase(cell, { name, colour, state, title }) {
+  const [mark, label, words] = cell.children, [sign, said] = STATES[state];
+  showColour(cell, colour);
+  setAttribute(cell, "data-state", state);
+  setAttribute(cell, "aria-current", state === "last" ? "step" : null);
+  setProperty(cell, "title", title);
+  setText(mark, sign);
+  setText(label, name);
+  setText(words, said);
+}
+
+function makeForward() { return make("li", {}, make("b"), make("span")); }
+
+function showForward(item, { role, iteration, text }) {
+  setText(item.firstChild, `${role} ${iteration.toLocaleString("en")}`);
+  setText(item.lastChild, text);
+  setAttribute(item, "data-role", role);
+  setProperty(item, "title", `${role === "pending" ? "The pending forward" : "The forward being sampled"}, launched by iteration ${iteration}: ${text}`);
+}
