@@ -192,7 +192,7 @@ class TestPauses:
         page.page.click("text=Cut pauses")
         assert page.trait("cut_pauses") is False
         page.page.focus("canvas")
-        page.press("p")
+        page.press("c")
         assert page.trait("cut_pauses") is True
 
 

@@ -10,6 +10,7 @@ from workbench.figures import FIGURES, FigureError
 if TYPE_CHECKING:
     from workbench.session import Session
 
+_NARROWEST = 480
 _NONE_YET = "No figure yet: choose one and press Draw. Iterations that were stepped by hand are left out of figures."
 
 
@@ -21,6 +22,7 @@ class FigureShelf:
 
         self._session = session
         self.template = "light"
+        self._width: int | None = None
         self._figure: Any = None
         self.choice = ipywidgets.Dropdown(options=list(FIGURES), description="figure")
         self.draw_button = ipywidgets.Button(
@@ -52,9 +54,16 @@ class FigureShelf:
             return
         for old in self.box.children[2:]:
             old.close()
+        widget.update_layout(width=self._width)
         self.save_button.disabled = False
         self._say("")
         self.box.children = [self._row, self.line, widget]
+
+    def fit(self, width: int) -> None:
+        """Draw as wide as the page is, in pixels: plotly takes 700 where its widget is not on the page yet."""
+        self._width = max(_NARROWEST, width) if width else None
+        for widget in self.box.children[2:]:
+            widget.update_layout(width=self._width)
 
     def save(self) -> None:
         """Write the figure that is shown, with its footer."""

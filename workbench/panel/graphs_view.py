@@ -41,9 +41,9 @@ class GraphTally:
             label=engine.device.graph_label,
             graphs=[self._cell(size, is_pending=size == pending) for size in self._sizes],
             hits=self._hits.total(),
-            misses={reason: count for reason, count in self._misses.most_common() if count},
+            misses={reason: count for reason, count in self._misses.most_common() if count and self._sizes},
             deferrals=_DEFERRALS,
-            padding_share=padding / computed if computed else None,
+            padding_share=padding / computed if computed and self._sizes else None,
             memory=_memory_text(engine.graph_memory_bytes, engine.device.kind) if self._sizes else "",
             hint=self._hint(),
         )

@@ -53,6 +53,7 @@ class Panel:
         self.panes.observe(lambda change: self._open(change.new), names="tab")
         self.timeline.observe(lambda change: self._selected(change.new), names="selected_iteration")
         self.timeline.observe(lambda change: self._themed(change.new), names="theme")
+        self.timeline.observe(lambda change: self._resized(change.new), names="width")
         self._ticker = Ticker(self._stamp, self.redraw)
         self.redraw()
         self._ticker.start()
@@ -110,6 +111,7 @@ class Panel:
         if tab == "figures" and self.figures is None:
             self.figures = FigureShelf(self.session)
             self.figures.template = self.timeline.theme
+            self.figures.fit(self.timeline.width)
             self._shelf_box.children = [self.figures.box]
         self._shelf_box.layout.display = None if tab == "figures" else "none"
         self.redraw()
@@ -119,6 +121,10 @@ class Panel:
             self.figures.template = theme
             if self.figures.is_drawn:
                 self.figures.draw()
+
+    def _resized(self, width: int) -> None:
+        if self.figures is not None:
+            self.figures.fit(width)
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         self.redraw()

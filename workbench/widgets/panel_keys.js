@@ -1,7 +1,7 @@
 // The bar's keys: while the pointer or the focus is in the panel, and nothing that takes keys of its own has the focus.
 
-// Where letters are typed, and what has keys of its own, such as the timeline's canvas.
-const TYPED = "input, textarea, select, [contenteditable]:not([contenteditable='false']), canvas, [role='application'], .wb-popover";
+// Where letters are typed. The timeline's own keys come second: S steps, in the panel, and + and − zoom.
+const TYPED = "input, textarea, select, [contenteditable]:not([contenteditable='false']), .wb-popover";
 const PRESSED = "button, summary, a[href]";  // Space presses these
 
 // `act(key)`: true if the key meant something.

@@ -11,6 +11,7 @@ import { legendEntries } from "./timeline_legend.js";
 import { View } from "./timeline_view.js";
 
 const CLICK_REACH = 4;  // px a pointer may move and still click
+const SIZE_SETTLES = 200;  // ms after which a new width is told
 
 function element(name, properties = {}, ...children) {
   const made = Object.assign(document.createElement(name), properties);
@@ -47,7 +48,7 @@ class Timeline {
     this.selected = element("div", { className: "wb-selected" });
     this.selected.setAttribute("aria-live", "polite");
     this.followButton = button("Follow", "Keep the newest at the right (End)", () => this.setFollow(!this.model.get("follow")));
-    this.pauseButton = button("Cut pauses", "Take out of the axis what lies between two actions of a person (P)", () => this.setCut(!this.model.get("cut_pauses")));
+    this.pauseButton = button("Cut pauses", "Take out of the axis what lies between two actions of a person (C)", () => this.setCut(!this.model.get("cut_pauses")));
     this.loadButton = button("Load", "Bring what was not sent while the engine ran", () => this.model.send({ kind: "load" }), "wb-load");
     const bar = element("div", { className: "wb-bar" },
       button("Fit", "Show everything (Home)", () => this.fit()), this.followButton,
@@ -80,7 +81,12 @@ class Timeline {
     for (const place of [document.body, document.documentElement]) {
       this.themes.observe(place, { attributes: true, attributeFilter: ["class", "style", "data-jp-theme-name", "data-vscode-theme-id"] });
     }
-    this.sizes = new ResizeObserver(() => (this.look.isKnown ? this.redraw() : this.recolour()));
+    this.sizes = new ResizeObserver(() => {
+      if (this.look.isKnown) this.redraw();
+      else this.recolour();
+      clearTimeout(this.sizeTimer);
+      this.sizeTimer = setTimeout(() => this.set("width", this.canvas.clientWidth), SIZE_SETTLES);
+    });
     this.sizes.observe(this.canvas);
     model.on("change:selected_iteration", () => this.selectionChanged());
     model.on("change:follow", () => this.changed());
@@ -93,6 +99,7 @@ class Timeline {
     this.themes.disconnect();
     this.sizes.disconnect();
     cancelAnimationFrame(this.frame);
+    clearTimeout(this.sizeTimer);
     this.root.remove();
   }
 
@@ -281,7 +288,7 @@ class Timeline {
       "+": () => this.zoom(1 / 1.4), "=": () => this.zoom(1 / 1.4), "-": () => this.zoom(1.4), w: () => this.zoom(1 / 1.4), s: () => this.zoom(1.4),
       ArrowLeft: () => this.pan(-0.15), ArrowRight: () => this.pan(0.15), a: () => this.pan(-0.15), d: () => this.pan(0.15),
       ArrowUp: () => this.selectNext(-1), ArrowDown: () => this.selectNext(1), Home: () => this.fit(), 0: () => this.fit(),
-      End: () => this.setFollow(true), f: () => this.zoomToSelected(), p: () => this.setCut(!this.model.get("cut_pauses")),
+      End: () => this.setFollow(true), f: () => this.zoomToSelected(), c: () => this.setCut(!this.model.get("cut_pauses")),
       Escape: () => this.set("selected_iteration", null),
     };
     const act = acts[event.key.length === 1 ? event.key.toLowerCase() : event.key];

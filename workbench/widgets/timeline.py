@@ -69,6 +69,8 @@ class TimelineWidget(anywidget.AnyWidget):
     """What to do when there is nothing to see."""
     theme = traitlets.Enum(("light", "dark"), "light").tag(sync=True)
     """The page's, as the browser found it."""
+    width = traitlets.Int(0, min=0).tag(sync=True)
+    """Pixels on the page; 0: it is not on one."""
     look = traitlets.Dict(_LOOK).tag(sync=True)
     """Colours of phases and orders, and which batch a piece of work belongs to."""
 
