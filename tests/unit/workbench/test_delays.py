@@ -74,6 +74,15 @@ class TestProvenance:
             session.run(3)
         assert session.trace.environment["delays_s"] == {"resolve": 0.001}
 
+    def test_and_keeps_saying_it_when_another_delay_follows(self, session: Session) -> None:
+        """A trace once held the session's own notes, which a later delay wrote into."""
+        with session.delayed({"resolve": 0.001}):
+            session.run(3)
+        trace = session.trace
+        with session.delayed({"resolve": 0.002, "emit": 0.001}):
+            session.run(3)
+        assert trace.environment["delays_s"] == {"resolve": 0.001}
+
     def test_until_it_is_forgotten(self, session: Session) -> None:
         with session.delayed({"resolve": 0.001}):
             session.run(3)

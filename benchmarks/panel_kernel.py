@@ -1,0 +1,130 @@
+"""The kernel's side of :mod:`benchmarks.ui_panel`: sessions under a panel, and what runs with and without one cost."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from workbench.panel.panel import Panel
+from workbench.session import Session
+
+ROWS = 8
+WARMUP = 20
+"""Iterations of a run that do not count: prompts are read in them, and the first phases are slow."""
+_PROMPT = [1, 2, 3]
+_LENGTH = 2_000
+_MODELS: dict[str, dict[str, Any]] = {"oracle": {"op_sleep_s": 0.001}, "shape:tiny": {}}
+"""By name of what is measured: a device that computes for a while without a CPU, and one that needs the CPU."""
+
+
+def make_session(model: str) -> Session:
+    """Eight rows on the CPU device."""
+    torch.set_num_threads(1)
+    return Session(
+        model,
+        device="cpu",
+        max_requests=ROWS,
+        max_batch_tokens=_LENGTH + 96,
+        max_sequence_length=_LENGTH + 96,
+        num_blocks=ROWS * ((_LENGTH + 96) // 16 + 1),
+        graphs=(ROWS,),
+        **_MODELS[model],
+    )
+
+
+def fill(session: Session, *, rows: int = ROWS) -> None:
+    """Start over with long greedy requests that keep every row busy."""
+    session.reset()
+    session.submit([_PROMPT] * rows, max_tokens=_LENGTH, temperature=0, ignore_eos=True)
+
+
+@dataclass
+class Redraws:
+    """How often a panel was redrawn, and how long that took."""
+
+    count: int = 0
+    spent_s: float = 0.0
+
+
+class Bench:
+    """A session with a panel, and its twin without one."""
+
+    def __init__(self, model: str) -> None:
+        self.session, self.twin = make_session(model), make_session(model)
+        self.panel = Panel(self.session)
+        self.redraws = Redraws()
+        self.heard: list[tuple[int, float]] = []
+        """At each pause: iterations begun when the kernel heard of it, and when."""
+        self.pairs: list[dict[str, float]] = []
+        self._count_redraws()
+        self._note_pauses()
+        fill(self.session)
+        self.session.run(WARMUP)
+
+    def _count_redraws(self) -> None:
+        plain = Panel.redraw
+
+        def timed(panel: Panel) -> None:
+            begin = time.perf_counter()
+            plain(panel)
+            self.redraws.count += 1
+            self.redraws.spent_s += time.perf_counter() - begin
+
+        Panel.redraw = timed  # type: ignore[method-assign]
+
+    def _note_pauses(self) -> None:
+        plain = self.session.pause
+
+        def noted() -> None:
+            self.heard.append((self.begun, time.time()))
+            plain()
+
+        self.session.pause = noted  # type: ignore[method-assign]
+
+    @property
+    def begun(self) -> int:
+        """Iterations of the session under the panel."""
+        return self.session.engine.controller.next_index
+
+    def begun_after(self, epoch_s: float) -> int:
+        """Iterations that began after a moment of the wall clock."""
+        since_ns = time.perf_counter_ns() - int((time.time() - epoch_s) * 1e9)
+        return sum(record.begin_ns > since_ns for record in self.session.iterations())
+
+    async def compare(self, count: int, seconds: float) -> None:
+        """Fill ``pairs``: runs of both sessions in turns, each about so long, after one that sets their length."""
+        self.pairs.clear()
+        iterations = max(20, int(seconds / await self._step_s(self.twin, 60)))
+        legs = [self.session, self.twin]
+        for _ in range(count):
+            legs.reverse()
+            before = Redraws(self.redraws.count, self.redraws.spent_s)
+            step_s = {session is self.session: await self._step_s(session, iterations) for session in legs}
+            shown_s = step_s[True] * iterations
+            self.pairs.append(
+                {
+                    "ratio": step_s[False] / step_s[True],
+                    "tokens/s": ROWS / step_s[True],
+                    "step_ms": 1e3 * step_s[False],
+                    "redraws/s": (self.redraws.count - before.count) / shown_s,
+                    "share": (self.redraws.spent_s - before.spent_s) / shown_s,
+                }
+            )
+
+    async def _step_s(self, session: Session, iterations: int) -> float:
+        fill(session)
+        await session.run_async(WARMUP)
+        begin = time.perf_counter()
+        await session.run_async(iterations)
+        return (time.perf_counter() - begin) / iterations
+
+    def medians(self) -> dict[str, float]:
+        """Over the pairs, with the lowest and the highest ratio."""
+        names = self.pairs[0]
+        ratios = [pair["ratio"] for pair in self.pairs]
+        told = {name: statistics.median(pair[name] for pair in self.pairs) for name in names}
+        return told | {"lowest": min(ratios), "highest": max(ratios)}
