@@ -1,4 +1,7 @@
-"""Which waiting request gets a row next. First in, first out, whole prompts, no skipping ahead (I47).
+"""Which waiting request gets a row next. First in, first out, no skipping ahead (I47).
+
+With chunked prefill a prompt that does not fit the forward's token budget is read in chunks, one such prompt at a
+time; whole prompts take the same path, as one chunk.
 
 Until pausing exists, admission reserves: a request enters only if the pool could hold every live request at its
 longest, so a row that runs never lacks a block. See docs/decisions/0003.
@@ -36,15 +39,37 @@ class Capacity:
     unreserved_blocks: int
     """Blocks that no live request could ever need."""
     block_size: int
+    chunked: bool = False
+    """Whether a prompt may enter with a part of it."""
+
+    def chunk(self, request: Request) -> int:
+        """Tokens of ``request`` that the next forward could read; 0: none."""
+        return chunk_size(request.num_tokens, self.free_tokens, chunked=self.chunked)
 
     def after(self, request: Request) -> Capacity:
-        """What is left once ``request`` is in."""
-        return Capacity(
-            self.free_rows - 1,
-            self.free_tokens - request.num_tokens,
-            self.unreserved_blocks - blocks_for(request, self.block_size),
-            self.block_size,
+        """What is left once ``request`` is in. Behind a partial chunk nobody enters: the rest comes first."""
+        chunk = self.chunk(request)
+        is_partial = chunk < request.num_tokens
+        return replace(
+            self,
+            free_rows=self.free_rows - 1,
+            free_tokens=0 if is_partial else self.free_tokens - chunk,
+            unreserved_blocks=self.unreserved_blocks - blocks_for(request, self.block_size),
         )
+
+
+def chunk_size(remaining: int, budget: int, *, chunked: bool = True) -> int:
+    """Tokens of a prompt's next chunk: what is left of it, or of the budget; 0: none now.
+
+    Neither a chunk nor what it leaves is a single token. Prefill kernels of FlashAttention take a query of one token
+    for a decode row (upstream's guard; ours read it rightly), and a lone last token would cost a forward of its own.
+    """
+    if remaining <= budget:
+        return remaining
+    if not chunked:
+        return 0
+    chunk = budget - (remaining - budget == 1)
+    return chunk if chunk >= 2 else 0
 
 
 def blocks_for(request: Request, block_size: int) -> int:
@@ -57,7 +82,7 @@ def refusal(request: Request, capacity: Capacity) -> Refusal | None:
     """Why ``request`` cannot enter now, None if it can. Pure: the overlap test and admission both ask here."""
     if capacity.free_rows < 1:
         return Refusal.NO_ROW
-    if request.num_tokens > capacity.free_tokens:
+    if capacity.chunk(request) == 0:
         return Refusal.BATCH_FULL
     if blocks_for(request, capacity.block_size) > capacity.unreserved_blocks:
         return Refusal.NO_BLOCKS
@@ -68,7 +93,10 @@ class AdmissionQueue(Protocol):
     """The engine's side of the admit phase; called by the controller at one point of an order and nowhere else."""
 
     def admit(self) -> list[Request]:
-        """Move new submissions to the queue and give rows to those that fit; returns the newly placed, in order."""
+        """Move new submissions to the queue and give rows to those that fit; returns the newly placed, in order.
+
+        A prompt that is read in chunks goes on first.
+        """
         ...
 
     def head_refusal(self) -> Refusal | None:
@@ -98,11 +126,14 @@ class AdmissionQueue(Protocol):
 class RequestQueue:
     """Submissions on their way to rows. Submitting and aborting only leave a note; admit and resolve act on it."""
 
-    def __init__(self, table: RequestTable, pool: BlockPool, *, max_batch_tokens: int, block_size: int) -> None:
+    def __init__(
+        self, table: RequestTable, pool: BlockPool, *, max_batch_tokens: int, block_size: int, chunked: bool = False
+    ) -> None:
         self._table = table
         self._pool = pool
         self._max_batch_tokens = max_batch_tokens
         self._block_size = block_size
+        self._chunked = chunked
         self._waiting: deque[Request] = deque()
         self._inbox: deque[Request] = deque()
         self._aborted: list[Request] = []
@@ -149,15 +180,34 @@ class RequestQueue:
         return aborted
 
     def capacity(self) -> Capacity:
-        """What is free now, the active rows' next tokens and every live request's longest output set aside."""
+        """What is free now, the active rows' next tokens and every live request's longest output set aside.
+
+        Of a prompt that is read in chunks the next tokens are its next chunk; unless that is the last, nobody enters.
+        """
         live = self._table.live_requests()
         reserved = sum(blocks_for(request, self._block_size) for request in live)
         return Capacity(
             free_rows=self._table.num_free,
-            free_tokens=self._max_batch_tokens - self._table.num_active,
+            free_tokens=self._free_tokens(),
             unreserved_blocks=self._pool.num_blocks - reserved,
             block_size=self._block_size,
+            chunked=self._chunked,
         )
+
+    def _free_tokens(self) -> int:
+        row = self._table.partial_row
+        if row is None:
+            return self._max_batch_tokens - self._table.num_active
+        remaining, chunk = self._next_chunk(row)
+        return self._max_batch_tokens - (self._table.num_active - 1) - chunk if chunk == remaining else 0
+
+    def _next_chunk(self, row: int) -> tuple[int, int]:
+        """Prompt tokens that a partial row has still to read, and those of its next chunk: never none of them."""
+        table = self._table
+        remaining = int(table.prompt_len[row] - table.chunk_end[row])
+        chunk = chunk_size(remaining, self._max_batch_tokens - (table.num_active - 1))
+        assert chunk, "max_batch_tokens leaves no chunk beside decode rows"
+        return remaining, chunk
 
     def head_refusal(self) -> Refusal | None:
         """See :class:`AdmissionQueue`."""
@@ -169,19 +219,32 @@ class RequestQueue:
         self._waiting.extend(self._inbox)
         self._inbox.clear()
         admitted: list[Request] = []
-        capacity = self.capacity()
+        capacity = self.capacity()  # before the next chunk is placed: it counts that one
+        self._continue_chunk()
         now_ns = time.perf_counter_ns()
         while self._waiting and refusal(self._waiting[0], capacity) is None:
             request = self._waiting.popleft()
+            chunk = capacity.chunk(request)
             capacity = capacity.after(request)
-            self._place(request, now_ns)
+            self._place(request, chunk, now_ns)
             admitted.append(request)
         return admitted
 
-    def _place(self, request: Request, now_ns: int) -> None:
-        block_ids = self._pool.allocate(-(-request.num_tokens // self._block_size))
+    def _continue_chunk(self) -> None:
+        row, table = self._table.partial_row, self._table
+        if row is None:
+            return
+        end = int(table.chunk_end[row]) + self._next_chunk(row)[1]
+        block_ids = self._pool.allocate(-(-end // self._block_size) - int(table.block_count[row]))
+        assert block_ids is not None, "admission reserved too few blocks"
+        table.begin_chunk(row, end, block_ids)
+
+    def _place(self, request: Request, chunk: int, now_ns: int) -> None:
+        block_ids = self._pool.allocate(-(-chunk // self._block_size))
         assert block_ids is not None, "fewer free blocks than unreserved ones"
-        self._table.add(request, block_ids, prefill_len=request.num_tokens)
+        self._table.add(request, block_ids, prefill_len=request.num_tokens, chunk=chunk)
+        if len(request.prompt_logprobs) < len(request.prompt_ids):
+            request.prompt_logprobs = []  # of chunks that recovery makes anew
         request.move_to(RequestState.PREFILL)
         if request.timings.admitted_ns is None:
             request.timings = replace(request.timings, admitted_ns=now_ns)

@@ -33,7 +33,6 @@ def check_mode(mode: str) -> Mode:
 
 _NOT_YET: dict[str, tuple[Any, str]] = {
     "graph_all_prefills": (False, "graph-aware admission"),
-    "chunked_prefill": (False, "chunked prefill"),
     "prefix_caching": (False, "the prefix cache"),
     "eviction_policy": (None, "the prefix cache"),
     "overlap_admission": (False, "overlapped admission"),
@@ -69,7 +68,8 @@ class EngineConfig:
     max_batch_tokens: int = 2048
     """Tokens of one forward. Without chunked prefill it bounds ``max_sequence_length``."""
     max_sequence_length: int | None = None
-    """Prompt plus output of one request. None: the model's limit, at most ``max_batch_tokens``."""
+    """Prompt plus output of one request. None: the model's limit, at most ``max_batch_tokens`` unless prompts are read
+    in chunks."""
     sampling_backend: Literal["auto", "torch", "triton", "flashinfer"] = "auto"
     """``torch`` is the reference and runs everywhere. On CUDA ``triton`` draws rows without filters in one kernel, and
     ``flashinfer`` finds the filters' borders as well. Same stream in all of them."""
@@ -92,7 +92,8 @@ class EngineConfig:
     graph_all_prefills: bool = False
     """Admit a prefill only into a captured size (upstream: cuda_graph_all_prefills). Not available yet."""
     chunked_prefill: bool = False
-    """Split long prompts over iterations. Not available yet."""
+    """Read prompts that exceed what a forward's token budget leaves in chunks, beside decode rows, one at a time. It
+    lets ``max_sequence_length`` exceed ``max_batch_tokens``."""
     prefix_caching: bool = False
     """Reuse KV blocks of equal prefixes. Not available yet."""
     eviction_policy: str | None = None
@@ -170,6 +171,11 @@ class EngineConfig:
             raise ConfigError(
                 f"max_batch_tokens ({self.max_batch_tokens}) must be at least max_requests ({self.max_requests}), "
                 "so that every row can decode; raise the one or lower the other"
+            )
+        if self.chunked_prefill and self.max_batch_tokens < self.max_requests + 2:
+            raise ConfigError(
+                f"chunked_prefill: max_batch_tokens ({self.max_batch_tokens}) must be at least max_requests + 2 "
+                f"({self.max_requests + 2}), so that a chunk has room beside all other rows; raise it"
             )
         if self.op_sleep_s < 0 or (self.op_sleep_s and self.device == "cuda"):
             raise ConfigError("op_sleep_s must be 0 or more, and works on the CPU devices only")

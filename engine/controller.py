@@ -159,7 +159,7 @@ class Controller:
             wanted_mode=self.wanted_mode,
             has_pending=self.pending is not None,
             pending_has_prefill=self.pending is not None and self.pending.has_prefill,
-            chunk_in_progress=False,
+            chunk_in_progress=self.table.partial_row is not None,
             num_paused=self.table.num_paused,
             num_active=self.table.num_active,
             num_continuing=continuing.size,
@@ -282,6 +282,8 @@ class Controller:
             return rows
         active = slice(table.num_paused, table.num_live)
         ends = table.num_output[active] + 1 >= table.max_output[active]
+        if table.partial_row is not None:
+            ends[-1] = False  # what its forward samples is thrown away
         return rows[~ends] if ends.any() else rows
 
     def _rows_to_launch(self, iteration: Iteration) -> Rows:
@@ -292,33 +294,37 @@ class Controller:
         return np.array([r for r in rows.tolist() if not _is_aborted(requests[r])], dtype=np.int64)
 
     def _prepare(self, iteration: Iteration) -> None:
-        """Every launched row advances: one token, or its whole prompt; blocks follow; inputs are staged."""
+        """Every launched row advances: one token, or a chunk of its prompt; blocks follow; inputs are staged."""
         rows = self._rows_to_launch(iteration)
         if rows.size == 0:
             return
-        new_blocks = self._advance(rows, iteration.admitted)
+        new_blocks = self._advance(rows)
         iteration.plan = self.runner.plan(self.table, rows, iteration.admitted, new_blocks)
 
-    def _advance(self, rows: Rows, admitted: list[Request]) -> NewBlocks:
+    def _advance(self, rows: Rows) -> NewBlocks:
         table, index = self.table, as_index(rows)
         prefill = table.is_prefill[index]
         if prefill.any():
-            table.kv_len[index] = np.where(prefill, table.prompt_len[index], table.kv_len[index] + 1)
-            self.counters.prefill_tokens += int(table.prompt_len[rows[prefill]].sum())
+            table.kv_len[index] = np.where(prefill, table.chunk_end[index], table.kv_len[index] + 1)
+            reading = rows[prefill]
+            self.counters.prefill_tokens += int((table.chunk_end[reading] - table.chunk_done[reading]).sum())
         else:
             table.kv_len[index] += 1
         growing = rows[table.kv_len[index] > table.block_count[index] * self.resolved.config.block_size]
         entries = [] if growing.size == 0 else [self._grow(growing)]
-        for request in admitted:
-            row = request.row
-            assert row is not None
-            count = int(table.block_count[row])
-            held = table.block_ids[row, :count].copy()
-            entries.append((np.full(count, row, dtype=np.int64), np.arange(count, dtype=np.int64), held))
+        if prefill.any():
+            entries += [self._blocks_of_chunk(row) for row in rows[prefill].tolist()]
         if not entries:
             return NO_NEW_BLOCKS
         parts = [np.concatenate(column) for column in zip(*entries, strict=True)]
         return NewBlocks(parts[0], parts[1], parts[2])
+
+    def _blocks_of_chunk(self, row: int) -> tuple[Rows, Rows, NDArray[np.int32]]:
+        """Which row, which columns, which blocks: those that the row's present chunk is the first to write."""
+        table = self.table
+        first = -(-int(table.chunk_done[row]) // self.resolved.config.block_size)
+        columns = np.arange(first, int(table.block_count[row]), dtype=np.int64)
+        return np.full(columns.size, row, dtype=np.int64), columns, table.block_ids[row, columns].copy()
 
     def _grow(self, rows: Rows) -> tuple[Rows, Rows, NDArray[np.int32]]:
         """Give each row one more block; which row, which column, which block."""

@@ -117,6 +117,7 @@ class Engine:
             self.table,
             self.pool,
             max_batch_tokens=self.config.max_batch_tokens,
+            chunked=self.config.chunked_prefill,
             block_size=self.config.block_size,
         )
         self.runner = Runner(

@@ -15,6 +15,7 @@ from engine.invariants_device import check_device, poison_void, require
 from engine.phases import Order, Phase, Reason
 from engine.plan import batch_rows_of
 from engine.request import Request, RequestState
+from engine.table import RequestTable
 from engine.resolution import end_of
 from engine.step_function import FROM_SAMPLE
 
@@ -129,6 +130,9 @@ def _check_owner(engine: Engine, row: int) -> None:
     require(
         len(request.prompt_ids) <= prompt_len <= request.num_tokens, "I11", "row {}: prompt_len is {}", row, prompt_len
     )
+    done, end = int(table.chunk_done[row]), int(table.chunk_end[row])
+    require(0 <= done < end <= prompt_len, "I11", "row {}: its chunk is {} to {} of {}", row, done, end, prompt_len)
+    require(end == prompt_len or row == table.partial_row, "I11", "row {} is partial and not the last one", row)
 
 
 def check_blocks(engine: Engine) -> None:
@@ -162,11 +166,15 @@ def check_row_lengths(engine: Engine, border: Border, standing: Standing) -> Non
         assert request is not None
         kv_len, blocks = int(table.kv_len[row]), int(table.block_count[row])
         known = request.num_tokens
-        wanted = known - 1 + ahead[row]
-        if table.is_prefill[row] and not ahead[row]:
-            wanted = 0  # placed, and not prepared yet
+        reads = int(table.chunk_done[row]), int(table.chunk_end[row])
+        if not table.is_prefill[row]:
+            wanted: tuple[int, ...] = (known - 1 + ahead[row],)
+        elif ahead[row]:
+            wanted = reads[1:]
+        else:  # placed, and not prepared yet; or read, and the next chunk not placed yet
+            wanted = reads
         require(
-            kv_len == wanted,
+            kv_len in wanted,
             "I8",
             "row {}: {} cached tokens with {} known and {} launched and not resolved",
             row,
@@ -174,7 +182,7 @@ def check_row_lengths(engine: Engine, border: Border, standing: Standing) -> Non
             known,
             ahead[row],
         )
-        needed = -(-kv_len // block_size) if kv_len else -(-known // block_size)
+        needed = -(-(reads[1] if table.is_prefill[row] else kv_len) // block_size)
         require(blocks == needed, "I6", "row {}: {} blocks for {} tokens", row, blocks, kv_len)
         require(len(request.output_ids) <= request.max_new_tokens, "I9", "row {} is past its budget", row)
         limit = engine.resolved.max_sequence_length
@@ -207,14 +215,22 @@ def check_requests(engine: Engine) -> None:
             made, wanted = len(request.logprobs), len(request.output_ids)
             require(made == wanted, "I40", "{}: {} log probabilities, {} tokens", name, made, wanted)
         if request.prompt_logprobs:
-            made, wanted = len(request.prompt_logprobs), len(request.prompt_ids)
-            require(made == wanted, "I40", "{}: {} prompt log probabilities, {} tokens", name, made, wanted)
+            made, wanted = len(request.prompt_logprobs), _prompt_logprobs_due(engine.table, request)
+            require(made in wanted, "I40", "{}: {} prompt log probabilities, {} tokens", name, made, wanted)
         times = request.timings
         known = [t for t in (times.arrival_ns, times.admitted_ns, times.first_token_ns) if t is not None]
         require(known == sorted(known) and times.finished_ns is None, "I44", "{}: times run backwards", name)
         require(request.row is None or request.state is not RequestState.WAITING, "I2", "{} waits in a row", name)
         require(request.emitted_tokens <= len(request.output_ids), "I45", "{}: a token was handed out too many", name)
         require(request.emitted_chars <= len(request.text), "I46", "{}: text was taken back", name)
+
+
+def _prompt_logprobs_due(table: RequestTable, request: Request) -> set[int]:
+    """All of a prompt; while it is read, those that its chunks before the present one tell of, or that one too."""
+    length, row = len(request.prompt_ids), request.row
+    if row is None or not table.is_prefill[row]:
+        return {length}
+    return {min(int(end) + 1, length) for end in (table.chunk_done[row], table.chunk_end[row])}
 
 
 def check_pending(controller: Controller) -> None:
@@ -309,7 +325,9 @@ def check_results(engine: Engine, border: Border) -> None:
     sampled = iteration.sampled
     if border.phase is Phase.SAMPLE and sampled is not None:
         consumed = sampled.pending
-        require(np.count_nonzero(consumed.table_rows >= 0) == sampled.num_rows, "I26", "a row sampled twice or never")
+        partial = engine.table.partial_row
+        whole = (consumed.table_rows >= 0) & (consumed.table_rows != (-1 if partial is None else partial))
+        require(np.count_nonzero(whole) == sampled.num_rows, "I26", "a row sampled twice or never")
         for request in engine.table.requests[sampled.first_row : sampled.first_row + sampled.num_rows]:
             require(request is not None and request.finish_reason is None, "I26", "an ended request was sampled")
     if border.phase is Phase.RESOLVE:

@@ -26,8 +26,10 @@ class PromptRow:
     request: Request
     start: int
     """First extra logits row."""
+    first: int
+    """The prompt token whose likelihood the first of them tells: the one behind the first that the forward reads."""
     count: int
-    """Prompt tokens but the first."""
+    """Prompt tokens that the forward's tokens tell of; the last of a prompt tells of output."""
     num_logprobs: int
 
 
@@ -121,8 +123,9 @@ def stage_tokens(half: HostSlab, table: RequestTable, layout: Layout, dummy_row:
         row, tokens = int(layout.table_rows[i]), slice(int(starts[i]), int(starts[i] + layout.query_len[i]))
         request = table.requests[row]
         assert request is not None
-        f["token_ids"][tokens] = (*request.prompt_ids, *request.output_ids)
-        f["positions"][tokens] = np.arange(layout.query_len[i])
+        done, end = int(table.chunk_done[row]), int(table.chunk_end[row])
+        f["token_ids"][tokens] = (*request.prompt_ids, *request.output_ids)[done:end]
+        f["positions"][tokens] = np.arange(done, end)
         f["token_row"][tokens] = row
         f["batch_row"][tokens] = layout.batch_rows[i]
 
@@ -155,7 +158,7 @@ def stage_prompt_rows(
         start = start_of[prompt.request.row]
         prompt.start = len(targets)
         idx.append(np.arange(start, start + prompt.count))
-        targets.extend(prompt.request.prompt_ids[1:])
+        targets.extend(prompt.request.prompt_ids[prompt.first : prompt.first + prompt.count])
     return torch.from_numpy(np.concatenate(idx)), torch.tensor(targets, dtype=torch.int64)
 
 
@@ -197,12 +200,16 @@ def batch_rows_of(dims: BatchDimensions, shape: BatchShape) -> Rows:
 
 
 def rows_owing_prompt_logprobs(table: RequestTable, prefill_rows: Rows) -> list[PromptRow]:
-    """Prefill rows that still owe prompt log probabilities; a one-token prompt has none to compute."""
+    """Prefill rows whose tokens tell of prompt log probabilities that are owed; a one-token prompt has none."""
     found = []
     for row in prefill_rows.tolist():
         request = table.requests[row]
         assert request is not None
-        wanted = request.params.prompt_logprobs
-        if wanted is not None and not request.prompt_logprobs and len(request.prompt_ids) > 1:
-            found.append(PromptRow(request, 0, len(request.prompt_ids) - 1, wanted))
+        wanted, length = request.params.prompt_logprobs, len(request.prompt_ids)
+        if wanted is None or len(request.prompt_logprobs) == length:
+            continue
+        first = int(table.chunk_done[row]) + 1
+        count = min(int(table.chunk_end[row]) + 1, length) - first
+        if count > 0:
+            found.append(PromptRow(request, 0, first, count, wanted))
     return found

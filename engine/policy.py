@@ -70,10 +70,10 @@ never_overlap: OrderPolicy = NeverOverlap()
 
 def overlap_refusal(state: OrderState) -> Reason | None:
     """Why an iteration with a pending forward may not overlap; None if it may."""
-    if state.pending_has_prefill:
-        return Reason.PREFILL_PENDING
     if state.chunk_in_progress:
         return Reason.CHUNK_IN_PROGRESS
+    if state.pending_has_prefill:
+        return Reason.PREFILL_PENDING
     if state.num_paused:
         return Reason.PAUSED_ROWS
     if state.head_admissible:

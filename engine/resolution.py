@@ -52,7 +52,8 @@ def commit_results(
     rows = slice(result.first_row, result.first_row + result.num_rows)
     tokens, bad, near = result.buffers.ints_view[:, : result.num_rows]
     close = _needs_a_closer_look(table, rows, tokens, resolved.eos_token_ids)
-    if bad.any() or has_aborts or close.any() or result.version != table.version:
+    is_steady = result.version == table.version and result.num_rows == table.num_active
+    if bad.any() or has_aborts or close.any() or not is_steady:
         owned = table.key[rows] == result.keys
         if bad.any():
             _fail_bad_rows(bad, table, result, iteration)
@@ -175,5 +176,8 @@ def _commit_prompts(result: SampleResult) -> None:
     ):
         request, count = prompt.request, prompt.num_logprobs
         values, ids, tops = chosen.tolist(), top_ids.tolist(), top_values.tolist()
-        rows = [logprob_row(token, values[i], ids[i], tops[i], count) for i, token in enumerate(request.prompt_ids[1:])]
-        request.prompt_logprobs = [None, *rows]
+        tokens = request.prompt_ids[prompt.first : prompt.first + prompt.count]
+        rows = [logprob_row(token, values[i], ids[i], tops[i], count) for i, token in enumerate(tokens)]
+        if prompt.first == 1:
+            request.prompt_logprobs = [None]
+        request.prompt_logprobs += rows

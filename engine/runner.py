@@ -183,7 +183,8 @@ class Runner:
 
     def _plan_mixed(self, table: RequestTable, table_rows: Rows, new: Sequence[Request], new_blocks: NewBlocks) -> Plan:
         is_prefill = table.is_prefill[table_rows]
-        query_len = np.where(is_prefill, table.prompt_len[table_rows], 1).astype(np.int64)
+        chunk = table.chunk_end[table_rows] - table.chunk_done[table_rows]
+        query_len = np.where(is_prefill, chunk, 1).astype(np.int64)
         num_prefill = int(np.count_nonzero(is_prefill))
         dims = BatchDimensions(
             num_tokens=int(query_len.sum()), num_prefill=num_prefill, num_decode=table_rows.size - num_prefill

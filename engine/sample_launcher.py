@@ -53,8 +53,12 @@ class SampleLauncher:
         """Copies of tokens alone, by the result buffers."""
 
     def launch(self, pending: PendingForward, table: RequestTable) -> SampleResult:
-        """Sample the pending logits for every active row and start the copy of the result; returns at once."""
-        first, end = table.num_paused, table.num_live
+        """Sample the pending logits for every active row and start the copy of the result; returns at once.
+
+        A partial row is left out: its chunk's last token is not its prompt's, and no draw, count or position of its
+        stream may come of it.
+        """
+        first, end = table.num_paused, table.num_paused + table.num_sampled
         needs = self._sampling_needs(table)
         source = self._stage_logits_rows(pending, first, end)
         number, buffers = self._next_result, self._results[self._next_result]
@@ -102,7 +106,7 @@ class SampleLauncher:
         if pending.is_in_order and rows.size >= count and (count == 0 or rows[0] == first):
             return None
         half = self.index_slab.acquire()
-        live = rows >= 0
+        live = (rows >= 0) & (rows < end)
         half.fields["logits_row"][rows[live] - first] = np.flatnonzero(live)
         return half
 
@@ -123,7 +127,7 @@ class SampleLauncher:
             source.upload()
             sources = self.index_slab.device_fields["logits_row"][:count]
         columns = self.columns.rows(first, end)
-        if not self.sampler.draw_in_place(logits, sources, columns, buffers.ints[0], needs):
+        if count and not self.sampler.draw_in_place(logits, sources, columns, buffers.ints[0], needs):
             logits = logits[:count] if sources is None else logits.index_select(0, sources)
             rows = self.columns.sampling_rows(first, end, needs)
             sampled = self.sampler.sample(logits, rows, needs)

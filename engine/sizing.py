@@ -24,15 +24,16 @@ def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) ->
     """
     model = loaded.model
     dtype = _dtype(config, loaded, device)
-    limit = config.max_sequence_length or min(model.max_position, config.max_batch_tokens)
+    longest = model.max_position if config.chunked_prefill else min(model.max_position, config.max_batch_tokens)
+    limit = config.max_sequence_length or longest
     if limit > model.max_position:
         raise ConfigError(
             f"max_sequence_length={limit} exceeds what {loaded.name} was made for ({model.max_position}); lower it"
         )
-    if limit > config.max_batch_tokens:
+    if limit > config.max_batch_tokens and not config.chunked_prefill:
         raise ConfigError(
             f"max_sequence_length={limit} exceeds max_batch_tokens={config.max_batch_tokens}: without chunked prefill "
-            "a sequence must fit one forward; raise max_batch_tokens or lower max_sequence_length"
+            "a sequence must fit one forward; set chunked_prefill, raise max_batch_tokens or lower max_sequence_length"
         )
     return ResolvedConfig(
         config=_with_graphs(config, device),

@@ -1,7 +1,8 @@
 """The request table: one row a request that holds blocks, one column a fact about it.
 
-    RequestTable   rows [0, num_paused) paused, then decode, then prefill up to num_live; then at most one hidden row
-                   (a chunk between two steps, not used yet); then free.    R = max_requests, C = blocks a row
+    RequestTable   rows [0, num_paused) paused, then decode, then prefill up to num_live; then free. The last live row
+                   may be partial: its prompt is read in chunks, and its sample means nothing until the last one.
+                   R = max_requests, C = blocks a row
         key          [R]     int64   the request's unique key, its generation; -1 on free rows
         kv_len       [R]     int32   tokens whose cache entries exist or are written by a launched forward
         num_output   [R]     int32   output tokens whose values the host knows
@@ -13,7 +14,8 @@
         state_slot   [R]     int32   recurrent-state slot; -1 without one
         num_drafts   [R]     int32   drafted tokens in the pending forward
         num_accepted [R]     int32   of those, accepted
-        chunk_done   [R]     int32   prompt tokens read by earlier chunks
+        chunk_done   [R]     int32   prompt tokens read by chunks before the present one; 0 for whole prompts
+        chunk_end    [R]     int32   prompt tokens read once the present chunk has run; prompt_len for the last one
         is_watched   [R]     bool    it streams, has stops of its own, or wants log probabilities
 
 The columns are plain numpy: what the device reads is staged in a pinned slab (``engine/staging.py``), so nothing here
@@ -45,13 +47,17 @@ _COLUMNS: dict[str, tuple[type[np.generic], int]] = {
     "num_drafts": (np.int32, 0),
     "num_accepted": (np.int32, 0),
     "chunk_done": (np.int32, 0),
+    "chunk_end": (np.int32, 0),
     "is_watched": (np.bool_, 0),
 }
 """Every one-dimensional column: its type and what a free row holds."""
 
 
 class Moves(NamedTuple):
-    """Row moves of one compaction: row ``source[i]`` goes to ``target[i]``; the two sets are disjoint."""
+    """Row moves of one compaction, all at once: row ``source[i]`` goes to ``target[i]``.
+
+    The two sets are disjoint, but for a partial row that stays the last: what stood in its new place moves as well.
+    """
 
     source: Rows
     target: Rows
@@ -105,6 +111,7 @@ class RequestTable:
         self.num_drafts: NDArray[np.int32] = _column("num_drafts", max_requests)
         self.num_accepted: NDArray[np.int32] = _column("num_accepted", max_requests)
         self.chunk_done: NDArray[np.int32] = _column("chunk_done", max_requests)
+        self.chunk_end: NDArray[np.int32] = _column("chunk_end", max_requests)
         self.is_watched: NDArray[np.bool_] = _column("is_watched", max_requests)
 
     @property
@@ -121,6 +128,27 @@ class RequestTable:
     def active_rows(self) -> Rows:
         """[num_active] rows that run, decode before prefill; not to be written to."""
         return self._all_rows[self.num_paused : self.num_live]
+
+    @property
+    def partial_row(self) -> int | None:
+        """The row whose present chunk is not its prompt's last one, if there is one: the last live row."""
+        last = self.num_live - 1
+        if last < self.num_paused or not self.is_prefill[last] or self.chunk_end[last] == self.prompt_len[last]:
+            return None
+        return last
+
+    @property
+    def num_sampled(self) -> int:
+        """Active rows whose sample means something: all but a partial one."""
+        return self.num_active - (self.partial_row is not None)
+
+    def begin_chunk(self, row: int, end: int, block_ids: NDArray[np.int32]) -> None:
+        """Let a partial row read on to ``end`` prompt tokens, with more blocks."""
+        self.chunk_done[row] = self.chunk_end[row]
+        self.chunk_end[row] = end
+        count = int(self.block_count[row])
+        self.block_ids[row, count : count + block_ids.size] = block_ids
+        self.block_count[row] += block_ids.size
 
     def columns(self) -> Iterator[tuple[str, NDArray[Any]]]:
         """Every numpy column by name, the block table included."""
@@ -143,8 +171,17 @@ class RequestTable:
         self.num_output[self.num_paused : self.num_live] += 1
         self.log.append(self.active_requests(), tokens)
 
-    def add(self, request: Request, block_ids: NDArray[np.int32], *, prefill_len: int) -> int:
-        """Append a prefill row holding ``block_ids``; returns its index. The caller checked that a row is free."""
+    def add(
+        self, request: Request, block_ids: NDArray[np.int32], *, prefill_len: int, chunk: int | None = None
+    ) -> int:
+        """Append a prefill row holding ``block_ids``; returns its index. The caller checked that a row is free.
+
+        Args:
+            request: Its owner.
+            block_ids: [count] int32, for the first chunk.
+            prefill_len: Tokens to read in all.
+            chunk: Tokens of the first chunk; None: all of them.
+        """
         row = self.num_live
         assert row < self.max_requests, "no free row"
         self.log.hand_over()
@@ -155,6 +192,7 @@ class RequestTable:
         self.num_output[row] = len(request.output_ids)
         self.max_output[row] = request.max_new_tokens
         self.prompt_len[row] = prefill_len
+        self.chunk_end[row] = prefill_len if chunk is None else chunk
         self.is_prefill[row] = True
         self.is_watched[row] = request.is_watched
         self.block_ids[row, : block_ids.size] = block_ids
@@ -185,6 +223,9 @@ class RequestTable:
         """
         self.log.hand_over()
         order = fill_holes(alive)
+        if self.partial_row is not None and alive[-1]:  # no other row may stand behind it
+            place = int(np.flatnonzero(order == alive.size - 1)[0])
+            order[place], order[-1] = order[-1], order[place]
         target = np.flatnonzero(order != np.arange(order.size)).astype(np.int64)
         source = order[target]
         for row in np.flatnonzero(~alive).tolist():
@@ -193,11 +234,11 @@ class RequestTable:
                 request.row = request.token_log = None
         for _, column in self.columns():
             column[target] = column[source]
-        for source_row, target_row in zip(source.tolist(), target.tolist(), strict=True):
-            moved = self.requests[source_row]
-            self.requests[target_row] = moved
-            if moved is not None:
-                moved.row = target_row
+        moved = [self.requests[row] for row in source.tolist()]
+        for request, target_row in zip(moved, target.tolist(), strict=True):
+            self.requests[target_row] = request
+            if request is not None:
+                request.row = target_row
         for row in range(order.size, self.num_live):
             self.clear(row)
         self.num_live = order.size

@@ -76,7 +76,7 @@ def slots_written(engine: Engine, plan: Plan) -> list[int]:
     table, block_size, slots = engine.table, engine.config.block_size, []
     for row in plan.table_rows.tolist():
         end = int(table.kv_len[row])
-        for place in range(0 if table.is_prefill[row] else end - 1, end):
+        for place in range(int(table.chunk_done[row]) if table.is_prefill[row] else end - 1, end):
             slots.append(int(table.block_ids[row, place // block_size]) * block_size + place % block_size)
     assert len(slots) == plan.dims.num_tokens
     return slots

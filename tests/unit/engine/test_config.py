@@ -36,7 +36,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 LATER: list[dict[str, Any]] = [
     {"graph_all_prefills": True},
-    {"chunked_prefill": True},
     {"prefix_caching": True},
     {"eviction_policy": "lru"},
     {"overlap_admission": True},

@@ -160,8 +160,8 @@ def independent_choice(state: OrderState, refuses: bool) -> tuple[Order, Reason]
         (state.num_continuing == 0, Reason.ALL_ROWS_ENDING),
         (state.head_admissible, Reason.HEAD_ADMISSIBLE),
         (state.num_paused > 0, Reason.PAUSED_ROWS),
-        (state.chunk_in_progress, Reason.CHUNK_IN_PROGRESS),
         (state.pending_has_prefill, Reason.PREFILL_PENDING),
+        (state.chunk_in_progress, Reason.CHUNK_IN_PROGRESS),
     ):
         if holds:
             answer = (Order.NO_OVERLAP, reason)
