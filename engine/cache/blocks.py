@@ -69,9 +69,12 @@ class BlockPool:
         if self.ref_counts[block_ids].min() < 0:
             np.add.at(self.ref_counts, block_ids, 1)
             raise ValueError(f"a block of {block_ids.tolist()} is released more often than it was taken")
-        freed = np.unique(block_ids[self.ref_counts[block_ids] == 0])
-        self._free[self._num_free : self._num_free + freed.size] = freed
-        self._num_free += freed.size
+        self._put_back(np.unique(block_ids[self.ref_counts[block_ids] == 0]))
+
+    def _put_back(self, block_ids: BlockIds) -> None:
+        """Blocks that nobody holds, each once, go on top of the stack."""
+        self._free[self._num_free : self._num_free + block_ids.size] = block_ids
+        self._num_free += block_ids.size
 
     def reset(self) -> None:
         """Every block is free again."""
