@@ -243,8 +243,6 @@ class RequestQueue:
         block_ids = self._pool.allocate(-(-chunk // self._block_size))
         assert block_ids is not None, "fewer free blocks than unreserved ones"
         self._table.add(request, block_ids, prefill_len=request.num_tokens, chunk=chunk)
-        if len(request.prompt_logprobs) < len(request.prompt_ids):
-            request.prompt_logprobs = []  # of chunks that recovery makes anew
         request.move_to(RequestState.PREFILL)
         if request.timings.admitted_ns is None:
             request.timings = replace(request.timings, admitted_ns=now_ns)

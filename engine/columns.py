@@ -167,7 +167,7 @@ class DeviceColumns:
             self.block_table.index_put_((rows, cols), blocks)
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Row ``source[i]`` goes to ``target[i]`` in every column; int64 [m], the sets are disjoint."""
+        """Row ``source[i]`` goes to ``target[i]`` in every column, all at once; int64 [m], no target twice."""
         for column in self._all():
             column.index_copy_(0, target, column.index_select(0, source))
 

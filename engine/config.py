@@ -147,7 +147,7 @@ class EngineConfig:
             raise ConfigError("dtype=float64 needs attention_backend=torch")
 
     def _check_counts(self) -> None:
-        for name in ("graph_non_decode", "launch_ending_rows", "debug_invariants"):
+        for name in ("graph_non_decode", "chunked_prefill", "launch_ending_rows", "debug_invariants"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):

@@ -139,7 +139,8 @@ class OutputEmitter:
 def make_output(request: Request, finish_reason: str | None, num_tokens: int) -> RequestOutput:
     """The request as a caller sees it, up to ``num_tokens``; ``new_*`` is what no earlier output held."""
     params = request.params
-    prompt_logprobs = tuple(request.prompt_logprobs) if params.prompt_logprobs is not None else None
+    is_read = len(request.prompt_logprobs) == len(request.prompt_ids)  # else it ended between two chunks
+    prompt_logprobs = tuple(request.prompt_logprobs if is_read else ()) if params.prompt_logprobs is not None else None
     return RequestOutput(
         request_id=request.request_id,
         prompt_token_ids=request.prompt_ids,

@@ -533,7 +533,7 @@ class Engine:
             if request.request_id in made:  # its last output is there, and only its id was not let go of
                 self._forget(request)
                 continue
-            _drop_half_given_token(request)
+            _drop_what_is_half_given(request)
             if request.finish_reason is None and (end := end_of(request, self.resolved.eos_token_ids)) is not None:
                 request.finish_reason, request.stop_reason = end
             if request.finish_reason is not None:
@@ -602,11 +602,16 @@ class Engine:
         self.close()
 
 
-def _drop_half_given_token(request: Request) -> None:
-    """An interrupt in the middle of a commit: the token is drawn again, the same, with all that belongs to it."""
+def _drop_what_is_half_given(request: Request) -> None:
+    """An interrupt in the middle of a commit: the token is drawn again, the same, with all that belongs to it.
+
+    A prompt that was read in part is read anew, and its log probabilities with it.
+    """
     if request.params.logprobs is not None:
         given = min(len(request.output_ids), len(request.logprobs))
         del request.output_ids[given:], request.logprobs[given:]
+    if len(request.prompt_logprobs) < len(request.prompt_ids):
+        request.prompt_logprobs.clear()
 
 
 class _Mailboxes:

@@ -215,8 +215,8 @@ def check_requests(engine: Engine) -> None:
             made, wanted = len(request.logprobs), len(request.output_ids)
             require(made == wanted, "I40", "{}: {} log probabilities, {} tokens", name, made, wanted)
         if request.prompt_logprobs:
-            made, wanted = len(request.prompt_logprobs), _prompt_logprobs_due(engine.table, request)
-            require(made in wanted, "I40", "{}: {} prompt log probabilities, {} tokens", name, made, wanted)
+            made, due = len(request.prompt_logprobs), _prompt_logprobs_due(engine.table, request)
+            require(made in due, "I40", "{}: {} prompt log probabilities, due are {}", name, made, due)
         times = request.timings
         known = [t for t in (times.arrival_ns, times.admitted_ns, times.first_token_ns) if t is not None]
         require(known == sorted(known) and times.finished_ns is None, "I44", "{}: times run backwards", name)

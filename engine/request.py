@@ -203,7 +203,7 @@ class RequestOutput:
     logprobs: tuple[dict[int, float], ...] | None
     """One dict a generated token; see :class:`Logprob`."""
     prompt_logprobs: tuple[dict[int, float] | None, ...] | None
-    """One entry a prompt token; the first is None."""
+    """One entry a prompt token; the first is None. Empty if it ended before its prompt was read."""
     timings: RequestTimings
     num_cached_tokens: int = 0
     """Prompt tokens whose computation a prefix hit skipped."""

@@ -14,9 +14,9 @@ from engine.errors import RequestError
 from engine.intake import Intake
 from engine.request import Request, RequestOutput, RequestTimings, SamplingParams
 from tracing.records import RequestRecord
-from workbench.arrivals import Submission
+from workbench.arrivals import ClosedLoop, Submission
 from workbench.watch import BorderWatch
-from workbench.workloads import RequestSpec
+from workbench.workloads import RequestSpec, SyntheticPrompt
 
 Prompt = str | Sequence[int]
 
@@ -28,6 +28,8 @@ class Wish:
     spec: RequestSpec
     """With its arrival on the session's clock."""
     request_id: str | None = None
+    loop: ClosedLoop | None = None
+    """Lets it in."""
 
 
 class RequestBook:
@@ -82,8 +84,9 @@ class RequestBook:
             )
         if not 0 <= spec.arrival < float("inf"):
             raise RequestError(f"arrival must be at least 0 on the clock, got {spec.arrival}", field="arrival")
+        made = spec.prompt if isinstance(spec.prompt, SyntheticPrompt) and not spec.chat else None
         checked = self._intake.check(
-            self._chat_ids(spec.prompt) if spec.chat else spec.prompt,
+            self._chat_ids(spec.prompt) if spec.chat else spec.prompt if made is None else tuple(made),
             spec.params,
             key=number,
             number=number,
@@ -95,10 +98,11 @@ class RequestBook:
         return Submission(
             number=number,
             request_id=request_id,
-            prompt_ids=checked.prompt_ids,
+            prompt_ids=checked.prompt_ids if made is None else made,  # its ids are made again when it arrives
             params=spec.params.replace(seed=checked.seed),
             arrival=spec.arrival,
             stream=spec.stream,
+            loop=wish.loop,
         )
 
     def _chat_ids(self, prompt: Prompt) -> Sequence[int]:
@@ -115,7 +119,7 @@ class RequestBook:
     def hand_in(self, submission: Submission, *, late_ns: int = 0) -> None:
         """Give a request that arrived ``late_ns`` ago to the engine."""
         self._engine.add_request(
-            submission.prompt_ids, submission.params, request_id=submission.request_id, stream=submission.stream
+            tuple(submission.prompt_ids), submission.params, request_id=submission.request_id, stream=submission.stream
         )
         request = self._engine.queue.waiting[-1]
         request.timings = replace(request.timings, arrival_ns=request.timings.arrival_ns - late_ns)
@@ -126,7 +130,7 @@ class RequestBook:
         now_ns = time.perf_counter_ns()
         self._outputs[submission.request_id] = RequestOutput(
             request_id=submission.request_id,
-            prompt_token_ids=submission.prompt_ids,
+            prompt_token_ids=tuple(submission.prompt_ids),
             token_ids=(),
             text="",
             new_token_ids=(),

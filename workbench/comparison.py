@@ -74,7 +74,15 @@ class Comparison(SideBySide):
         return [
             f"Clock of arrivals: {self.clock}: {CLOCKS[self.clock]}.",
             f"One engine at a time on one set of weights, each run with an empty KV pool of its own: {shared(pools)}.",
+            *(f"Workload: {note}." for note in self._workload_notes),
         ]
+
+    @property
+    def _workload_notes(self) -> tuple[str, ...]:
+        """What differs from what was asked for, or from the trace it was made from; a leg may cut outputs alone."""
+        limits = {run.config["max_sequence_length"] for run in self.runs}
+        cut = dict.fromkeys(note for limit in sorted(limits) for note in self.workload.length_notes(limit))
+        return (*self.workload.notes, *cut)
 
     @cached_property
     def verdict_counts(self) -> dict[str, int]:

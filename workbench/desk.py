@@ -8,7 +8,7 @@ from typing import Any
 from engine.engine import Engine
 from engine.errors import RequestError
 from engine.request import SamplingParams
-from workbench.arrivals import Arrivals, Submission
+from workbench.arrivals import Arrivals, ClosedLoop, Submission
 from workbench.book import Prompt, RequestBook, Wish, as_prompts, sampling_params
 from workbench.clock import Clock
 from workbench.peek import SessionError
@@ -25,7 +25,7 @@ class Desk:
         self._engine = engine
         self.clock = clock
         self.book = RequestBook(engine)
-        self.arrivals = Arrivals()
+        self.arrivals = Arrivals(lambda: engine.live_ids)
 
     def submit(
         self,
@@ -55,8 +55,10 @@ class Desk:
                 f"workload {workload.name} counts arrivals in {workload.unit}, the session's {self.clock.name} clock "
                 f"counts {self.clock.unit}; use clock={fitting!r}"
             )
+        workload.length_notes(self._engine.resolved.max_sequence_length)  # says what to do about prompts too long
         start = self.clock.now()
-        return self._submit([Wish(spec=spec.after(start)) for spec in workload.requests])
+        loop = None if workload.concurrency is None else ClosedLoop(workload.concurrency)
+        return self._submit([Wish(spec=spec.after(start), loop=loop) for spec in workload.requests])
 
     def _submit(self, wishes: Sequence[Wish]) -> list[str]:
         drafts = self.book.draft(wishes)
@@ -69,6 +71,10 @@ class Desk:
         self.book.enter(submission)
         if submission.arrival == NEVER:
             self.book.withdraw(submission)
+        elif submission.loop is not None:
+            self.arrivals.add(submission)
+            for one in self.arrivals.take_let_in(submission.loop):
+                self.book.hand_in(one)
         elif submission.arrival <= self.clock.now():
             self.book.hand_in(submission)
         else:
@@ -90,23 +96,23 @@ class Desk:
         """
         if self._engine.in_hand is None:
             self._hand_in_due(self.clock.now())
-            if len(self.arrivals) and not self._engine.has_unfinished():
-                when = self.arrivals.coming[0].arrival
-                self.clock.skip_to(when)
-                self._hand_in_due(when)
+            first = None if self._engine.has_unfinished() else self.arrivals.first
+            if first is not None:
+                self.clock.skip_to(first.arrival)
+                self._hand_in_due(first.arrival)
         return self._engine.has_unfinished()
 
     @property
     def idle_s(self) -> float:
         """Real seconds for which there is nothing to do until the next arrival; 0 on clocks that jump to it."""
-        if self._engine.has_unfinished() or not len(self.arrivals):
-            return 0.0
-        return self.clock.wait_s(self.arrivals.coming[0].arrival)
+        first = None if self._engine.has_unfinished() else self.arrivals.first
+        return 0.0 if first is None else self.clock.wait_s(first.arrival)
 
     def _hand_in_due(self, now: float) -> None:
         for submission in self.arrivals.take_due(now):
-            # An iteration was running when it came: that wait is part of its queue delay and TTFT.
-            late_s = now - submission.arrival if self.clock.unit == "s" else 0.0
+            # An iteration was running when it came: that wait is part of its queue delay and TTFT. In a closed loop it
+            # comes as another ends, between iterations.
+            late_s = now - submission.arrival if self.clock.unit == "s" and submission.loop is None else 0.0
             self.book.hand_in(submission, late_ns=int(late_s * 1e9))
 
     @property

@@ -17,6 +17,7 @@ from workbench.options import UsageError, add_config_flags, config_from
 from workbench.profile_job import (
     JOB,
     WHEN,
+    Captured,
     Job,
     ProfileError,
     Stretch,
@@ -136,7 +137,7 @@ def _nsys_command(folder: Path, job: Job, args: argparse.Namespace) -> list[str]
 def _compare_nsys(folder: Path, args: argparse.Namespace) -> int:
     from workbench.profile_report import compare_with_nsys
 
-    captured = read_captured(folder)
+    captured = _captured(folder)
     export = folder / "nsys.sqlite"
     if not export.exists():
         reports = [path for suffix in (".nsys-rep", ".qdstrm") if (path := folder / f"nsys{suffix}").exists()]
@@ -151,8 +152,15 @@ def _compare_nsys(folder: Path, args: argparse.Namespace) -> int:
 def _compare_torch(folder: Path) -> int:
     from workbench.profile_report import compare_with_torch
 
-    _say(compare_with_torch(folder, read_captured(folder)))
+    _say(compare_with_torch(folder, _captured(folder)))
     return 0
+
+
+def _captured(folder: Path) -> Captured:
+    captured = read_captured(folder)
+    for note in captured.workload_notes:
+        print(f"warning: workload: {note}", file=sys.stderr)  # noqa: T201 - the command's output
+    return captured
 
 
 def _say(lines: list[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,8 @@ class Captured:
     epoch_offset_ns: int
     """UTC time − ``perf_counter_ns``, read once."""
     versions: Mapping[str, str]
+    workload_notes: Sequence[str] = ()
+    """What differs from the trace the workload was made from."""
 
 
 def parse_stretch(text: str) -> Stretch:
@@ -149,3 +151,6 @@ def _check_kinds(captured: Captured) -> None:
         isinstance(captured.versions.get(name), str) for name in VERSIONS
     ):
         raise TypeError(f"versions must name {' and '.join(VERSIONS)}")
+    notes = captured.workload_notes
+    if not isinstance(notes, (list, tuple)) or not all(isinstance(note, str) for note in notes):
+        raise TypeError("workload_notes must be a list of texts")

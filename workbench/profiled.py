@@ -45,13 +45,15 @@ def _work(job: Job, folder: Path) -> Captured:
         last = session.engine.controller.next_index - 1
         _check_records(session, first, last)
         session.save(folder / RUN, overwrite=True)
-        return _captured(session, first, last)
+        notes = (*workload.notes, *workload.length_notes(session.engine.resolved.max_sequence_length))
+        return _captured(session, first, last, notes)
 
 
 def _advance(session: Session, job: Job, workload: Workload) -> None:
     """Run up to the first iteration that is to be captured."""
     if job.when == "decode-full":
-        _run_until_full(session, min(session.config.max_requests, len(workload.requests)))
+        together = workload.concurrency or len(workload.requests)
+        _run_until_full(session, min(session.config.max_requests, together, len(workload.requests)))
     session.run(job.stretch.first)
     if session.finished:
         taken = session.engine.controller.next_index
@@ -96,7 +98,7 @@ def _torch_profiler(out: Path) -> Iterator[None]:
     profiler.export_chrome_trace(str(out))
 
 
-def _captured(session: Session, first: int, last: int) -> Captured:
+def _captured(session: Session, first: int, last: int, notes: tuple[str, ...]) -> Captured:
     import torch
 
     return Captured(
@@ -106,6 +108,7 @@ def _captured(session: Session, first: int, last: int) -> Captured:
         nvtx=session.recorder.nvtx_status,
         epoch_offset_ns=time.time_ns() - time.perf_counter_ns(),
         versions=dict(zip(VERSIONS, (version("nvtx"), torch.__version__), strict=True)),
+        workload_notes=notes,
     )
 
 

@@ -20,6 +20,8 @@ RUN_EXAMPLES = """\
 examples:
   workbench run --model smollm2 --workload fixed:requests=4,input=32,output=16,temperature=0.8,seed=1
   workbench run --model shape:tiny --workload poisson:rate=20,requests=32,input=64,output=32 --mode legacy
+  workbench run --model shape:tiny --workload "azure:azure_conv.csv?requests=50&max_length=256&scale=0.1"
+  workbench run --model oracle --workload "mooncake:trace.jsonl?requests=50&shrink=64&concurrency=8"
   workbench run --config engine.yaml --graphs 1,2,4,8 --max-requests 8 --workload file:prompts.jsonl --json
   workbench run --model smollm2 --mode legacy --save runs/legacy
 """
@@ -38,7 +40,7 @@ def _add_serving_flags(parser: argparse.ArgumentParser, save_help: str) -> None:
     from workbench.workloads import known_workloads
 
     parser.add_argument("--model", metavar="MODEL", help=MODELS)
-    kinds = f"one of {known_workloads()} (default: %(default)s)"
+    kinds = f"one of {known_workloads()}; docs/workloads.md tells all options (default: %(default)s)"
     parser.add_argument("--workload", metavar="WORKLOAD", default=DEFAULT_WORKLOAD, help=kinds)
     parser.add_argument("--clock", help="virtual, iterations or wall (default: what the workload counts)")
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else on stdout")
@@ -83,7 +85,9 @@ def run(args: argparse.Namespace) -> int:
         loaded = load_for(config, args.model)
         workload = parse_workload(args.workload, vocab_size=loaded.vocab_size)
         clock = args.clock or _clock_of(workload.unit)
+        _warn(workload.notes)
         with Session(loaded, config=config, clock=clock, progress=True) as session, _bar(len(workload.requests)) as bar:
+            _warn(workload.length_notes(session.engine.resolved.max_sequence_length))
             served = serve(session, workload, name=config.mode, on_output=lambda output: _advance(bar, output))
         if args.save:
             _say_saved([write_run(served.trace, args.save, overwrite=args.overwrite)])
@@ -117,6 +121,7 @@ def compare_legs(args: argparse.Namespace) -> int:
     with _only_json(args.json) as out:
         loaded = load_for(config, args.model)
         workload = parse_workload(args.workload, vocab_size=loaded.vocab_size)
+        _warn(workload.notes)
         comparison = compare(
             workload,
             legs,
@@ -140,6 +145,11 @@ def compare_legs(args: argparse.Namespace) -> int:
                 print("1 run a leg: times vary by several per cent; use --repeats 5", file=out)
     has_failed = any(output.finish_reason == "error" for run in comparison.runs for output in run.outputs)
     return 0 if comparison.outputs_match and not has_failed else 1
+
+
+def _warn(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"warning: workload: {note}", file=sys.stderr)
 
 
 def _clock_of(unit: str) -> str:

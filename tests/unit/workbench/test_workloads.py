@@ -147,7 +147,7 @@ class TestFile:
 
 class TestRegisterWorkload:
     def test_adds_a_kind_that_text_can_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("workbench.workloads._kinds", {})
+        monkeypatch.setattr("workbench.workloads.kinds._kinds", {})
 
         def make(options: WorkloadOptions) -> Workload:
             params = SamplingParams(max_tokens=options.whole("length"))
