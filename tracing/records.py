@@ -220,8 +220,8 @@ class IterationRecord:
     void_reasons: tuple[str, ...] = ()
     """Why its times mean nothing; empty: they count.
 
-    hand_stepped, debugger, device_read, invariants, inline_device, changes_recorded, paced, event_loop or
-    trace_edge.
+    hand_stepped, debugger, device_read, invariants, inline_device, changes_recorded, paced, resumed,
+    event_loop or trace_edge.
     """
     free_blocks: int = 0
     """KV blocks free at its end."""

@@ -111,7 +111,7 @@ class Background:
             raise SessionError(
                 "start() needs a running event loop, as a notebook has one; without a loop call run()"
             ) from None
-        claim = self._driver.seat.claim(_WHO)
+        claim = self._driver.seat.claim(_WHO, lambda: not loop.is_closed())
         self._pause_asked = False
         task = loop.create_task(self._run(n, until, self._generation))
         self._tasks.add(task)

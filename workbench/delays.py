@@ -66,16 +66,20 @@ def _phase(engine: Engine, name: str, delay_s: float) -> Iterator[None]:
     phases = engine.controller.phase_functions
     plain: PhaseFunction = phases[phase]
     pause = host_pause(engine)
+    is_on = True
 
     def slow(iteration: Iteration) -> None:
-        pause(delay_s)
+        if is_on:
+            pause(delay_s)
         plain(iteration)
 
     phases[phase] = slow
     try:
         yield
     finally:
-        phases[phase] = plain
+        is_on = False  # where another delay was laid over this one and ends later, that one still calls it
+        if phases[phase] is slow:
+            phases[phase] = plain
 
 
 def host_pause(engine: Engine) -> Callable[[float], None]:
@@ -104,4 +108,6 @@ def _device_work(engine: Engine, name: str, delay_s: float) -> Iterator[None]:
     try:
         yield
     finally:
-        device.op_sleep_s = before
+        left_s = round(device.op_sleep_s.get(work, 0.0) - delay_s, 9)  # others may have come or gone meanwhile
+        others = {name: seconds for name, seconds in device.op_sleep_s.items() if name != work}
+        device.op_sleep_s = {**others, work: left_s} if left_s > 0 else others

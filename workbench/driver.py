@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 Predicate = Callable[["Session"], object]
 
+LEFT_NS = 20_000_000
+"""Between two calls that drive, with requests running: what lies between was a person's time, or other code's."""
+
 
 class Turn(Enum):
     """Where a run may be left for a while."""
@@ -78,6 +81,8 @@ class Driver:
         self.seat = Seat()
         self._hit: Breakpoint | None = None
         self._begin_ns = 0
+        self._ended_ns = 0
+        """When the last iteration ended."""
 
     @contextmanager
     def _driving(self) -> Iterator[None]:
@@ -113,7 +118,12 @@ class Driver:
             return self._step()
 
     def _begin(self) -> None:
+        if self.stopped is not None:
+            self._breakpoints.resume()
         self.stopped = self._hit = None
+        is_between = self.engine.in_hand is None and self.engine.table.num_active > 0
+        if is_between and time.perf_counter_ns() - self._ended_ns > LEFT_NS:
+            self._watch.engine_was_left()
 
     def _step(self, waits: Callable[[Border], bool] | None = None) -> list[RequestOutput]:
         """One iteration, or the rest of the one in hand, or up to where a breakpoint or ``waits`` holds it."""
@@ -158,6 +168,7 @@ class Driver:
 
     def _end(self, outputs: list[RequestOutput]) -> None:
         """An iteration ended."""
+        self._ended_ns = time.perf_counter_ns()
         iteration = self._watch.last
         if iteration is None or "hand_stepped" not in iteration.void_reasons:
             self.desk.clock.ran(time.perf_counter_ns() - self._begin_ns)
@@ -167,15 +178,18 @@ class Driver:
                 tokens = len(output.token_ids)
                 self._events.tell("ended", f"{output.request_id}: {output.finish_reason}, {tokens} tokens")
         if iteration is not None:  # None: somebody put another watcher in the place of ours
-            self._note(iteration)
+            with self._telling_failures():
+                self._note(iteration)
 
     def _note(self, iteration: Iteration) -> None:
         if self._expressions:
             self._expressions.note(self._session, iteration.index)
-        hit = self._breakpoints.at_end(iteration)
-        if hit is not None:
-            self._stop_at(hit)
-        self.script.after(iteration)
+        try:
+            hit = self._breakpoints.at_end(iteration)
+            if hit is not None:
+                self._stop_at(hit)
+        finally:
+            self.script.after(iteration)
 
     def ready(self) -> bool:
         """Let what is due arrive; whether there is anything to do."""
@@ -295,5 +309,5 @@ def check_count(n: int | None) -> None:
     Raises:
         SessionError: it is negative.
     """
-    if n is not None and n < 0:
-        raise SessionError(f"run(n) takes a number of iterations, at least 0; got {n}")
+    if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
+        raise SessionError(f"run(n) takes a number of iterations, at least 0; got {n!r}")

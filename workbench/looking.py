@@ -147,7 +147,7 @@ class Looking:
         """
         self._settle()
         return Trace(
-            name=self.engine.mode,
+            name=self._modes_text(),
             records=Records(spans=self.spans(), iterations=self.iterations(), requests=self.requests()),
             config=self.resolved_config(),
             environment=environment() | ({"delays_s": dict(delays_s)} if (delays_s := self._delays.recorded_s) else {}),
@@ -157,6 +157,11 @@ class Looking:
             lost_iterations=self.recorder.lost_iterations,
             device_clock_error_ns=self.engine.device.clock_error_ns,
         )
+
+    def _modes_text(self) -> str:
+        """The mode, or where it was switched all of them in order of their first iteration."""
+        modes = dict.fromkeys(record.mode for record in self.iterations())
+        return ", then ".join(modes) or self.engine.mode
 
     def figure(self, name: str, **options: Any) -> Figure:
         """Draw what was recorded so far: ``latency``, ``throughput``, ``hidden`` or ``bubbles``.

@@ -174,6 +174,7 @@ def _repeat_row(row: Row, repeats: int) -> RepeatRow:
 def _paired(row: Row, baseline: Sequence[float | None], leg: Sequence[float | None]) -> PairedRatio | None:
     pairs = [Row(row.section, row.label, row.unit, pair, row.better).ratio for pair in zip(baseline, leg, strict=True)]
     ratios = [ratio for ratio in pairs if ratio is not None]
+    # Of repeats that lack a sample none is taken in its place: the interval says how much those that are left can tell.
     return PairedRatio(median(ratios), median_interval(ratios)) if ratios else None
 
 
@@ -222,6 +223,15 @@ def format_repeats(names: Sequence[str], rows: Sequence[RepeatRow], repeats: int
             section = row.section
         lines.append(line)
     return "\n".join(lines)
+
+
+def format_few(names: Sequence[str], rows: Sequence[RepeatRow]) -> str:
+    """A narrow table: of each leg the median, then each leg over the first with the interval."""
+    cells = [["", "unit", *names, *(f"{name}/{names[0]}" for name in names[1:])]]
+    for row in rows:
+        medians = [format_value(numbers.median, row.unit) for numbers in row.legs]
+        cells.append([row.label, row.unit, *medians, *(" ".join(filter(None, ratio_cells(r))) for r in row.ratios[1:])])
+    return "\n".join(aligned(cells))
 
 
 def repeat_notes(names: Sequence[str], repeats: int) -> list[str]:

@@ -1,7 +1,9 @@
 """A recorded run, stepped again: the same requests, arrivals, aborts, mode switches and orders, and the same tokens.
 
 The true times are those of the record; a person who steps voids the new ones. A request comes before the iteration it
-came before then, so the schedule does not depend on any clock.
+came before then, so the schedule does not depend on any clock. What the record does not hold is where in an iteration
+somebody submitted or aborted: a request that came in mid iteration comes before the next one, and an abort comes before
+the iteration that made its last output; the schedule may then differ by an iteration (``differing_orders``).
 """
 
 from __future__ import annotations
@@ -118,7 +120,7 @@ class Replay(Script):
         engine, record = self._session.engine, self.records.get(index)
         if record is not None and record.reason == Reason.MODE_SWITCH.value:
             engine.set_mode("legacy" if record.mode == "async" else "async")
-        elif record is not None and record.mode != engine.mode and engine.pending is None:
+        elif record is not None and record.mode != engine.controller.wanted_mode and engine.pending is None:
             engine.set_mode(record.mode)
         for request_id in self._aborts.get(index, ()):
             self._session.abort(request_id)

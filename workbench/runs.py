@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -45,6 +45,8 @@ class Run:
     """From the first iteration's begin to the last one's end, by the caller's clock."""
     device_clock_error_ns: int | None = None
     """Bound on how far device times are off the host's clock; None where they are taken on it."""
+    delays_s: Mapping[str, float] = field(default_factory=dict)
+    """What :meth:`workbench.session.Session.delayed` made longer meanwhile."""
 
     @cached_property
     def summary(self) -> Summary:
@@ -69,7 +71,7 @@ class Run:
             name=self.name,
             records=Records(spans=self.spans, iterations=self.iterations, requests=self.requests),
             config=self.config,
-            environment=environment(),
+            environment=environment() | ({"delays_s": dict(self.delays_s)} if self.delays_s else {}),
             workload={**self.workload.to_dict(), "clock": self.clock},
             counters=self.counters,
             outputs=[
@@ -126,6 +128,7 @@ def serve(session: Session, workload: Workload, *, name: str, on_output: OnOutpu
         lost_iterations=session.recorder.lost_iterations,
         wall_s=wall_s,
         device_clock_error_ns=session.engine.device.clock_error_ns,
+        delays_s=dict(session._delays.recorded_s),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,8 +64,10 @@ class SavedComparison(SideBySide):
         count = len({output["request_id"] for leg in self.legs for trace in leg for output in trace.outputs})
         if not count:
             return "these runs kept no outputs"
+        silent = sum(1 for leg in self.legs for trace in leg if not trace.outputs)
         if not self.differing:
-            return f"ids and ends of {count} requests are equal in all runs"
+            kept = f", of which {silent} kept no outputs" if silent else ""
+            return f"ids and ends of {count} requests are equal in all runs{kept}"
         return (
             f"ids or ends of {len(self.differing)} of {count} requests differ; whether rounding explains it takes the "
             "model: workbench compare"
@@ -124,7 +127,13 @@ def why_not_comparable(traces: Sequence[Trace]) -> list[str]:
         if len(texts) > 1:
             reasons.append(f"runs of different {what}: {' and '.join(texts)}")
     if len({_asked(trace) for trace in traces if trace.outputs}) > 1:
-        reasons.append("runs of different requests")
+        reasons.append("runs of different requests, sampling parameters or arrivals")
+    reasons += [
+        f"{trace.name} lacks its first {trace.lost_iterations} iterations" for trace in traces if trace.lost_iterations
+    ]
+    reasons += [f"{trace.name} has requests that had not ended" for trace in traces if _is_unfinished(trace)]
+    if len({id(trace) for trace in traces}) < len(traces):
+        reasons.append("one run given twice")
     return reasons
 
 
@@ -145,15 +154,28 @@ def _hardware_texts(trace: Trace) -> list[str]:
     return [f"{name} {facts[name]}" for name in ("device", *_HARDWARE) if facts.get(name) is not None]
 
 
+def _delays_text(trace: Trace) -> str:
+    delays = {**trace.environment.get("delays_s", {}), "each forward": trace.config.get("op_sleep_s") or 0.0}
+    return ", ".join(f"{name} {seconds:g} s" for name, seconds in delays.items() if seconds) or "none"
+
+
 _MUST_AGREE: dict[str, Callable[[Trace], str]] = {
     "models": _model_text,
     "clocks": _clock_text,
     "hardware": _hardware_text,
+    "injected delays": _delays_text,
 }
 
 
-def _asked(trace: Trace) -> frozenset[tuple[str, tuple[int, ...]]]:
-    return frozenset((output["request_id"], tuple(output["prompt_token_ids"])) for output in trace.outputs)
+def _is_unfinished(trace: Trace) -> bool:
+    return any(output.get("finish_reason") is None for output in trace.outputs)
+
+
+def _asked(trace: Trace) -> frozenset[tuple[str, tuple[int, ...], str]]:
+    return frozenset(
+        (output["request_id"], tuple(output["prompt_token_ids"]), json.dumps(output.get("asked"), sort_keys=True))
+        for output in trace.outputs
+    )
 
 
 def _ending(output: Mapping[str, Any] | None) -> tuple[tuple[int, ...], object, object] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from workbench.peek import SessionError
@@ -12,6 +13,8 @@ class Claim:
     """The right to drive."""
 
     who: str
+    is_alive: Callable[[], bool] = lambda: True
+    """Whether it can still be released by whoever holds it."""
 
 
 class Seat:
@@ -23,16 +26,22 @@ class Seat:
     @property
     def is_taken(self) -> bool:
         """Whether somebody drives now."""
+        if self._claim is not None and not self._claim.is_alive():
+            self._claim = None
         return self._claim is not None
 
-    def claim(self, who: str) -> Claim:
+    def claim(self, who: str, is_alive: Callable[[], bool] = lambda: True) -> Claim:
         """Drive alone until the claim is released.
+
+        Args:
+            who: For the refusal of others.
+            is_alive: False once nothing will release it: its event loop was closed.
 
         Raises:
             SessionError: somebody drives already.
         """
         self.require_free()
-        self._claim = Claim(who)
+        self._claim = Claim(who, is_alive)
         return self._claim
 
     def release(self, claim: Claim) -> None:
@@ -50,5 +59,5 @@ class Seat:
         Raises:
             SessionError: somebody drives.
         """
-        if self._claim is not None:
+        if self.is_taken and self._claim is not None:
             raise SessionError(f"the session is driven by {self._claim.who}; pause() it, or wait until it stops")

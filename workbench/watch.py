@@ -41,6 +41,7 @@ class BorderWatch:
         """Records what phases read and wrote, while somebody wants that."""
         self._is_inline = is_inline
         self._device_was_read = False
+        self._was_left = False
         self.last: Iteration | None = None
         """The iteration begun last."""
         self.behind: Phase | None = None
@@ -73,12 +74,19 @@ class BorderWatch:
         if self._device_was_read:
             self._device_was_read = False
             iteration.void_reasons.add("device_read")
+        if self._was_left:
+            self._was_left = False
+            iteration.void_reasons.add("resumed")
 
     def _note_tokens(self, iteration: Iteration) -> None:
         self.advanced = iteration.advanced
         self._notes.append((time.perf_counter_ns(), self.advanced))
         if len(self._notes) >= _FOLD_AT:
             self._fold()
+
+    def engine_was_left(self) -> None:
+        """Void the next iteration: nobody drove for a while, and running requests and the device waited for that."""
+        self._was_left = True
 
     def device_was_read(self, iteration: Iteration | None) -> None:
         """Void the iteration in hand, or else the next one: its pending forward was waited for."""
@@ -102,7 +110,7 @@ class BorderWatch:
         """Forget all tokens and iterations."""
         self.last = self.behind = None
         self.advanced = ()
-        self._device_was_read = False
+        self._device_was_read = self._was_left = False
         self._notes.clear()
         self._times.clear()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tracing.run_folder import read_run
 from tracing.trace import Trace
+from workbench.nearby_runs import require_runs
 from workbench.options import UsageError
 
 EXAMPLES = """\
@@ -43,6 +44,7 @@ def what_if_command(args: argparse.Namespace) -> int:
     scale, add_us = parse_changes(args.changes)
     if args.changes and args.iteration is not None:
         raise UsageError("--iteration is for the critical path; changes are replayed over the whole run")
+    require_runs([args.run])
     trace = read_run(args.run)
     try:
         found = trace.what_if(scale=scale, add_us=add_us) if args.changes else _path(trace, args.iteration)
@@ -72,6 +74,8 @@ def parse_changes(texts: list[str]) -> tuple[dict[str, float], dict[str, float]]
         try:
             if found is None:
                 raise ValueError
+            if found["name"].strip() in (*scale, *add_us):
+                raise UsageError(f"{found['name'].strip()!r} is given twice; one change a kind of work")
             if found["factor"] is not None:
                 scale[found["name"].strip()] = float(found["factor"])
             else:

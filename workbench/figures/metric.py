@@ -23,7 +23,12 @@ def metric_table(row: RepeatRow, names: Sequence[str]) -> pa.Table:
     schema = pa.schema([("run", pa.string()), ("repeat", pa.int64()), ("value", pa.float64()), ("ratio", pa.float64())])
     baseline = row.legs[0].samples
     rows = [
-        {"run": name, "repeat": repeat, "value": value, "ratio": value / base if paired and base and value else None}
+        {
+            "run": name,
+            "repeat": repeat,
+            "value": value,
+            "ratio": value / base if paired and base and value is not None else None,
+        }
         for name, numbers, paired in zip(names, row.legs, row.ratios, strict=True)
         for repeat, (value, base) in enumerate(zip(numbers.samples, baseline, strict=True), start=1)
     ]

@@ -42,6 +42,21 @@ class TestPhases:
         assert shortest_ms(session, "emit", Category.PHASE) >= 2e3 * DELAY_S
         assert session.trace.environment["delays_s"] == {"emit": 2 * DELAY_S}
 
+    def test_they_may_end_in_another_order_than_they_began(self, session: Session) -> None:
+        """Two tasks each with a delay of their own once left one in force for good."""
+        plain = dict(session.engine.controller.phase_functions)
+        first, second = session.delayed({"emit": DELAY_S}), session.delayed({"emit": DELAY_S})
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        session.run(3)
+        assert shortest_ms(session, "emit", Category.PHASE) < 2e3 * DELAY_S
+        second.__exit__(None, None, None)
+        session.restart()
+        session.run(3)
+        assert shortest_ms(session, "emit", Category.PHASE) < 1e3 * DELAY_S
+        assert set(session.engine.controller.phase_functions) == set(plain)
+
 
 class TestDevice:
     def test_device_work_takes_longer(self, session: Session) -> None:
