@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
 from dataclasses import dataclass
@@ -15,8 +16,11 @@ from workbench.session import Session
 ROWS = 8
 WARMUP = 20
 """Iterations of a run that do not count: prompts are read in them, and the first phases are slow."""
+_SETTLES_S = 1.2
+"""Longer than the panel's ticker rests: then a run that has ended is shown."""
 _PROMPT = [1, 2, 3]
 _LENGTH = 2_000
+_WAVES = 4
 _MODELS: dict[str, dict[str, Any]] = {"oracle": {"op_sleep_s": 0.001}, "shape:tiny": {}}
 """By name of what is measured: a device that computes for a while without a CPU, and one that needs the CPU."""
 
@@ -36,18 +40,21 @@ def make_session(model: str) -> Session:
     )
 
 
-def fill(session: Session, *, rows: int = ROWS) -> None:
-    """Start over with long greedy requests that keep every row busy."""
+def fill(session: Session, *, waves: int = 1) -> None:
+    """Start over with long greedy requests that keep every row busy, for 2,000 iterations a wave."""
     session.reset()
-    session.submit([_PROMPT] * rows, max_tokens=_LENGTH, temperature=0, ignore_eos=True)
+    session.submit([_PROMPT] * (waves * ROWS), max_tokens=_LENGTH, temperature=0, ignore_eos=True)
 
 
 @dataclass
 class Redraws:
     """How often a panel was redrawn, and how long that took."""
 
+    is_counting: bool = False
     count: int = 0
     spent_s: float = 0.0
+    cpu_s: float = 0.0
+    """Of that on the kernel's own thread: the rest it waited for the interpreter or a core."""
 
 
 class Bench:
@@ -55,24 +62,37 @@ class Bench:
 
     def __init__(self, model: str) -> None:
         self.session, self.twin = make_session(model), make_session(model)
-        self.panel = Panel(self.session)
         self.redraws = Redraws()
+        self._count_redraws()
+        self.panel = Panel(self.session)
         self.heard: list[tuple[int, float]] = []
         """At each pause: iterations begun when the kernel heard of it, and when."""
         self.pairs: list[dict[str, float]] = []
-        self._count_redraws()
         self._note_pauses()
-        fill(self.session)
+        self.refill()
+
+    def refill(self) -> None:
+        """The session under the panel starts over, with every row decoding and more requests waiting."""
+        fill(self.session, waves=_WAVES)
         self.session.run(WARMUP)
+
+    def grow(self, num_spans: int) -> None:
+        """Run until so many spans are recorded, and have them all sent."""
+        fill(self.session, waves=10 * _WAVES)
+        while len(self.session.recorder.spans(num_spans)) < num_spans:
+            self.session.run(500)
+        self.panel.timeline.load()
 
     def _count_redraws(self) -> None:
         plain = Panel.redraw
 
         def timed(panel: Panel) -> None:
-            begin = time.perf_counter()
+            begin, begin_cpu = time.perf_counter(), time.thread_time()
             plain(panel)
-            self.redraws.count += 1
-            self.redraws.spent_s += time.perf_counter() - begin
+            if self.redraws.is_counting:
+                self.redraws.count += 1
+                self.redraws.spent_s += time.perf_counter() - begin
+                self.redraws.cpu_s += time.thread_time() - begin_cpu
 
         Panel.redraw = timed  # type: ignore[method-assign]
 
@@ -98,11 +118,11 @@ class Bench:
     async def compare(self, count: int, seconds: float) -> None:
         """Fill ``pairs``: runs of both sessions in turns, each about so long, after one that sets their length."""
         self.pairs.clear()
-        iterations = max(20, int(seconds / await self._step_s(self.twin, 60)))
+        iterations = min(int(seconds / await self._step_s(self.twin, 60)), _LENGTH - 2 * WARMUP)
         legs = [self.session, self.twin]
         for _ in range(count):
             legs.reverse()
-            before = Redraws(self.redraws.count, self.redraws.spent_s)
+            self.redraws = Redraws()
             step_s = {session is self.session: await self._step_s(session, iterations) for session in legs}
             shown_s = step_s[True] * iterations
             self.pairs.append(
@@ -110,17 +130,24 @@ class Bench:
                     "ratio": step_s[False] / step_s[True],
                     "tokens/s": ROWS / step_s[True],
                     "step_ms": 1e3 * step_s[False],
-                    "redraws/s": (self.redraws.count - before.count) / shown_s,
-                    "share": (self.redraws.spent_s - before.spent_s) / shown_s,
+                    "redraws/s": self.redraws.count / shown_s,
+                    "share": self.redraws.spent_s / shown_s,
+                    "share of cpu": self.redraws.cpu_s / shown_s,
                 }
             )
 
     async def _step_s(self, session: Session, iterations: int) -> float:
+        """Seconds an iteration; what the panel has to do before and behind the run is not in them."""
         fill(session)
         await session.run_async(WARMUP)
+        await asyncio.sleep(_SETTLES_S)
+        self.redraws.is_counting = session is self.session
         begin = time.perf_counter()
         await session.run_async(iterations)
-        return (time.perf_counter() - begin) / iterations
+        took_s = time.perf_counter() - begin
+        self.redraws.is_counting = False
+        await asyncio.sleep(_SETTLES_S)
+        return took_s / iterations
 
     def medians(self) -> dict[str, float]:
         """Over the pairs, with the lowest and the highest ratio."""

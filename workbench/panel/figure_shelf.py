@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import ipywidgets
 
 from engine.errors import EngineError
 from workbench.figures import FIGURES, FigureError
@@ -18,12 +21,11 @@ class FigureShelf:
     """A choice of figures, the one that was drawn last, and a place to save it in; ``box`` is what a page shows."""
 
     def __init__(self, session: Session) -> None:
-        import ipywidgets
-
         self._session = session
         self.template = "light"
         self._width: int | None = None
         self._figure: Any = None
+        self._is_stale = False
         self.choice = ipywidgets.Dropdown(options=list(FIGURES), description="figure")
         self.draw_button = ipywidgets.Button(
             description="Draw", icon="refresh", tooltip="Draw what was recorded so far"
@@ -47,17 +49,33 @@ class FigureShelf:
     def draw(self) -> None:
         """Draw the chosen figure of what was recorded so far; what goes wrong is said in the line below."""
         try:
-            self._figure = self._session.figure(self.choice.value, template=self.template)
-            widget = self._figure.widget()
+            figure = self._session.figure(self.choice.value, template=self.template)
+            widget = figure.widget()
         except (EngineError, FigureError, ImportError) as error:
             self._say(f"not drawn: {error}")
             return
-        for old in self.box.children[2:]:
-            old.close()
         widget.update_layout(width=self._width)
+        old, self.box.children = self.box.children[2:], [self._row, self.line, widget]
+        close_all(old)
+        self._figure, self._is_stale = figure, False
         self.save_button.disabled = False
         self._say("")
-        self.box.children = [self._row, self.line, widget]
+
+    def mark_stale(self) -> None:
+        """A run has ended since: what is shown is drawn again by the next :meth:`refresh`."""
+        self._is_stale = True
+
+    def refresh(self) -> None:
+        """Draw again what is shown, if a run has ended since."""
+        if self.is_drawn and self._is_stale:
+            self.draw()
+
+    def show_in(self, template: str) -> None:
+        """Draw in the page's colours, ``light`` or ``dark``."""
+        if template != self.template:
+            self.template = template
+            if self.is_drawn:
+                self.draw()
 
     def fit(self, width: int) -> None:
         """Draw as wide as the page is, in pixels: plotly takes 700 where its widget is not on the page yet."""
@@ -72,5 +90,19 @@ class FigureShelf:
         except (EngineError, FigureError, OSError) as error:
             self._say(f"not saved: {error}")
 
+    def close(self) -> None:
+        """Take it off the page, with all that is in it."""
+        close_all([self.box])
+
     def _say(self, text: str) -> None:
         self.line.value = text
+
+
+def close_all(widgets: Sequence[Any]) -> None:
+    """Close widgets with what is in them, their layouts and their styles: ipywidgets keeps each until it is closed."""
+    for widget in widgets:
+        close_all(getattr(widget, "children", ()))
+        parts = [getattr(widget, name, None) for name in ("layout", "style")]
+        for one in (widget, *parts):
+            if isinstance(one, ipywidgets.Widget):
+                one.close()

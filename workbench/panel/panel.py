@@ -7,11 +7,16 @@ session, and a ticker redraws what changed meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import logging
+import weakref
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
+import ipywidgets
+
+from workbench.events import Event
 from workbench.panel.commands import Commands
-from workbench.panel.figure_shelf import FigureShelf
+from workbench.panel.figure_shelf import FigureShelf, close_all
 from workbench.panel.messages import Notice
 from workbench.panel.ticker import Ticker
 from workbench.panel.views import Views
@@ -22,8 +27,12 @@ from workbench.widgets.timeline import TimelineWidget
 if TYPE_CHECKING:
     from workbench.session import Session
 
+log = logging.getLogger(__name__)
+
 _FILLED_SPANS = 20_000
 """When a run ends, what the timeline left out meanwhile is sent if there are no more spans than this: 0.2 s."""
+_shown: set[Panel] = set()
+"""Panels that a page may show: they live until they are closed, whoever else holds them."""
 
 
 class Panel:
@@ -35,8 +44,6 @@ class Panel:
     """
 
     def __init__(self, session: Session, *, max_spans: int = 100_000) -> None:
-        import ipywidgets
-
         self.session = session
         self.commands = Commands(session, self._told)
         self.views = Views(session, self.commands)
@@ -47,89 +54,138 @@ class Panel:
         self._shelf_box = ipywidgets.VBox()
         self.box = ipywidgets.VBox([self.bar, self.timeline, self.panes, self._shelf_box])
         self.box.add_class("wb-panel-whole")
-        self._was_running = False
-        for widget in (self.bar, self.panes):
-            widget.on_command(self._heard)
-        self.panes.observe(lambda change: self._open(change.new), names="tab")
-        self.timeline.observe(lambda change: self._selected(change.new), names="selected_iteration")
-        self.timeline.observe(lambda change: self._themed(change.new), names="theme")
-        self.timeline.observe(lambda change: self._resized(change.new), names="width")
+        self.is_closed = False
+        self._run_ended = self._is_timeline_late = False
         self._ticker = Ticker(self._stamp, self.redraw)
+        self._listen()
         self.redraw()
-        self._ticker.start()
+
+    def _listen(self) -> None:
+        for widget in (self.bar, self.panes):
+            widget.on_command(_weakly(self._heard))
+        self.panes.observe(_weakly(self._open), names="tab")
+        self.timeline.observe(_weakly(self._selected), names="selected_iteration")
+        self.timeline.observe(_weakly(self._themed), names="theme")
+        self.timeline.observe(_weakly(self._resized), names="width")
+        self._stop_listening = weakref.finalize(self, self.session.events.listen(_weakly(self._noted)))
 
     def do(self, name: str, args: dict[str, Any] | None = None) -> Notice:
         """What a click or a key does, and its picture at once. Never raises: what goes wrong is in the notice."""
         notice = self.commands.run(name, args)
-        self._told(notice)
+        try:
+            self._told(notice)
+        except Exception:
+            log.exception("the panel could not be redrawn")
         return notice
 
-    def _heard(self, name: str, args: dict[str, Any]) -> None:
-        self.do(name, args)
-
     def redraw(self) -> None:
-        """Show the session as it stands; between iterations or phases only."""
+        """Show the session as it stands; between iterations or phases only. A closed panel shows nothing."""
+        if self.is_closed:
+            return
         self._ticker.start()  # a panel made without a loop begins to look once there is one
+        stamp = self._stamp()
+        self._follow_choice()
         with self.bar.hold_sync():
             self.bar.bar, self.bar.strip = dict(self.views.bar()), dict(self.views.strip())
             self.bar.pace = self.commands.pace_per_s
         pane = self.views.pane(self.panes.tab)
         if pane is not None:
             self.panes.show(self.panes.tab, pane)
-        self.timeline.update()
-        self._at_end_of_run()
+        is_running = self.session.state == "running"
+        self._is_timeline_late = is_running and not self._is_timeline_late
+        if not self._is_timeline_late:  # half of what a redraw costs; in a run it comes with every other one
+            self.timeline.update()
+        self._ticker.shown = stamp
+        if self._run_ended and not is_running:
+            self._run_ended = False
+            self._catch_up()
 
     def close(self) -> None:
         """Take it off the page. The session goes on, and another panel can be made."""
+        if self.is_closed:
+            return
+        self.is_closed = True
         self._ticker.stop()
-        for widget in (self.box, self.bar, self.timeline, self.panes, self._shelf_box):
-            widget.close()
+        self._stop_listening()
+        close_all([self.box])
+        _shown.discard(self)
 
     def _stamp(self) -> Hashable:
         return self.views.stamp()
 
-    def _told(self, notice: Notice) -> None:
-        self.bar.notice = dict(notice)
-        if self.timeline.selected_iteration != self.commands.chosen:
-            self.timeline.selected_iteration = self.commands.chosen
-        self.redraw()
+    def _follow_choice(self) -> None:
+        """Every view shows the iteration that was chosen; one that a cell has reset away is chosen no longer."""
+        chosen = self.commands.chosen
+        if chosen is not None and chosen >= self.session.engine.controller.next_index:
+            chosen = self.commands.chosen = None
+        if self.timeline.selected_iteration != chosen:
+            self.timeline.selected_iteration = chosen
 
-    def _at_end_of_run(self) -> None:
-        is_running = self.session.state == "running"
-        if self._was_running and not is_running:
-            if len(self.session.recorder.spans(_FILLED_SPANS + 1)) <= _FILLED_SPANS:
-                self.timeline.load()
-            if self.figures is not None and self.figures.is_drawn and self.panes.tab == "figures":
-                self.figures.draw()
-        self._was_running = is_running
-
-    def _selected(self, iteration: int | None) -> None:
-        """A click in the timeline chooses an iteration for the other views."""
-        if iteration != self.commands.chosen:
-            self.do("choose", {"iteration": iteration})
-
-    def _open(self, tab: str) -> None:
-        if tab == "figures" and self.figures is None:
-            self.figures = FigureShelf(self.session)
-            self.figures.template = self.timeline.theme
-            self.figures.fit(self.timeline.width)
-            self._shelf_box.children = [self.figures.box]
-        self._shelf_box.layout.display = None if tab == "figures" else "none"
-        self.redraw()
-
-    def _themed(self, theme: str) -> None:
-        if self.figures is not None and self.figures.template != theme:
-            self.figures.template = theme
-            if self.figures.is_drawn:
-                self.figures.draw()
-
-    def _resized(self, width: int) -> None:
+    def _catch_up(self) -> None:
+        """A run has ended: show what was left out so that the run went fast."""
+        if self.timeline.left_out and len(self.session.recorder.spans(_FILLED_SPANS + 1)) <= _FILLED_SPANS:
+            self.timeline.load()
         if self.figures is not None:
-            self.figures.fit(width)
+            self.figures.mark_stale()
+            if self.panes.tab == "figures":
+                self.figures.refresh()
+
+    # -- what is heard ---------------------------------------------------------------------------------------------
+
+    def _heard(self, name: str, args: dict[str, Any]) -> None:
+        self.do(name, args)
+
+    def _told(self, notice: Notice) -> None:
+        """Something was done, or a run in the background has ended."""
+        self.bar.notice = dict(notice)
+        self.redraw()
+
+    def _noted(self, event: Event) -> None:
+        """An event of the session, told while it is driven: what there is to do is done at the next redraw."""
+        self._run_ended |= event.kind in ("stopped", "failed")
+
+    def _selected(self, change: Any) -> None:
+        """A click in the timeline chooses an iteration for the other views."""
+        if change.new != self.commands.chosen:
+            self.do("choose", {"iteration": change.new})
+
+    def _open(self, change: Any) -> None:
+        if change.new == "figures":
+            if self.figures is None:
+                self.figures = FigureShelf(self.session)
+                self.figures.show_in(self.timeline.theme)
+                self.figures.fit(self.timeline.width)
+                self._shelf_box.children = [self.figures.box]
+            self.figures.refresh()
+        self._shelf_box.layout.display = None if change.new == "figures" else "none"
+        self.redraw()
+
+    def _themed(self, change: Any) -> None:
+        if self.figures is not None:
+            self.figures.show_in(change.new)
+
+    def _resized(self, change: Any) -> None:
+        if self.figures is not None:
+            self.figures.fit(change.new)
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
+        if self.is_closed:
+            return {"text/plain": repr(self)}
+        _shown.add(self)
         self.redraw()
         return self.box._repr_mimebundle_(**options)
 
     def __repr__(self) -> str:
-        return f"<Panel of {self.session!r}>"
+        return f"<{'closed panel' if self.is_closed else 'Panel'} of {self.session!r}>"
+
+
+def _weakly(method: Callable[..., None]) -> Callable[..., None]:
+    """``method`` for those who would keep its panel for ever: ipywidgets keeps every widget until it is closed."""
+    held = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        found = held()
+        if found is not None:
+            found(*args)
+
+    return call

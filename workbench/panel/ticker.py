@@ -16,9 +16,10 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 PERIOD_S = 0.15
-"""Between two looks at a running session; at least five a second, drawing included."""
-COST = 0.02
-"""Share of the loop's time that redrawing may take."""
+"""Between two looks; at least five a second, drawing and the engine's slice included."""
+COST = 0.025
+"""Share of a core that redrawing may take. Waiting for a core or for the interpreter, which the device's thread may
+hold, is not redrawing: were it counted, a busy machine would be shown once a second."""
 LONGEST_S = 1.0
 """Between two looks, however long redrawing takes."""
 
@@ -28,59 +29,69 @@ class Ticker:
 
     Args:
         stamp: A cheap value that differs where there is something new to see.
-        redraw: Shows it. What it raises is logged, and the ticker goes on.
+        redraw: Shows it. What it raises is logged once for each stamp, and the ticker goes on.
+        spent_s: Reads the time that this thread has worked.
+
+    Neither of the two keeps a method's object: the ticker of a panel that nobody holds any more ends.
     """
 
-    def __init__(self, stamp: Callable[[], Hashable], redraw: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        stamp: Callable[[], Hashable],
+        redraw: Callable[[], None],
+        spent_s: Callable[[], float] = time.thread_time,
+    ) -> None:
         self._stamp, self._redraw = _weak(stamp), _weak(redraw)
+        self._spent_s = spent_s
         self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.shown: Hashable = None
+        """The stamp of what is shown; whoever draws beside the ticker sets it, and the ticker need not draw that."""
 
     def start(self) -> bool:
         """Begin to look, if a loop is running; whether it does now."""
-        if self.is_running:
-            return True
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
-            return False
-        self._task = loop.create_task(_look(self._stamp, self._redraw))
+            return self.is_running
+        if not self.is_running:
+            self._loop, self._task = loop, loop.create_task(self._look())
         return True
 
     @property
     def is_running(self) -> bool:
-        """Whether it looks."""
-        return self._task is not None and not self._task.done()
+        """Whether it looks: a loop that was closed runs nothing any more."""
+        return self._task is not None and not self._task.done() and not self._is_loop_closed()
 
     def stop(self) -> None:
         """Look no more."""
-        if self._task is not None:
+        if self.is_running:
+            assert self._task is not None
             self._task.cancel()
-            self._task = None
+        self._task = self._loop = None
+
+    def _is_loop_closed(self) -> bool:
+        return self._loop is None or self._loop.is_closed()
+
+    async def _look(self) -> None:
+        """Until the panel is gone."""
+        nap_s = PERIOD_S
+        while True:
+            await asyncio.sleep(nap_s)
+            stamp, redraw = self._stamp(), self._redraw()
+            if stamp is None or redraw is None:
+                return
+            begin_s = self._spent_s()
+            try:
+                now = stamp()
+                if now != self.shown:
+                    self.shown = now
+                    redraw()
+            except Exception:
+                log.exception("the panel could not be redrawn")
+            nap_s = min(max(PERIOD_S, (self._spent_s() - begin_s) / COST), LONGEST_S)
+            del stamp, redraw
 
 
 def _weak(function: Callable[[], Any]) -> Callable[[], Callable[[], Any] | None]:
-    """A reference that does not keep a method's object: a panel that nobody holds any more is let go of."""
     return weakref.WeakMethod(function) if hasattr(function, "__self__") else lambda: function
-
-
-async def _look(
-    stamp: Callable[[], Callable[[], Hashable] | None], redraw: Callable[[], Callable[[], None] | None]
-) -> None:
-    """Until the panel is gone."""
-    seen: Hashable = None
-    nap_s = PERIOD_S
-    while True:
-        await asyncio.sleep(nap_s)
-        look, draw = stamp(), redraw()
-        if look is None or draw is None:
-            return
-        begin_s = time.perf_counter()
-        try:
-            now = look()
-            if now != seen:
-                seen = now
-                draw()
-        except Exception:
-            log.exception("the panel could not be redrawn")
-        nap_s = min(max(PERIOD_S, (time.perf_counter() - begin_s) / COST), LONGEST_S)
-        del look, draw

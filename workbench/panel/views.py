@@ -16,6 +16,7 @@ from workbench.panel.messages import BarView, StripView
 from workbench.panel.requests_view import RequestRows
 from workbench.panel.stops_view import stops_view
 from workbench.panel.strip_view import strip_view
+from workbench.watch import debugger_attached
 
 if TYPE_CHECKING:
     from workbench.session import Session
@@ -52,21 +53,31 @@ class Views:
         return None if make is None else make()
 
     def stamp(self) -> Hashable:
-        """Differs where a view may differ; takes microseconds."""
+        """Differs where a view may differ, but for the reading of a wall clock; takes microseconds."""
         session, engine, commands = self._session, self._session.engine, self._commands
-        in_hand, events = engine.in_hand, session.events
+        in_hand, events, recorder = engine.in_hand, session.events, session.recorder
+        newest = recorder.spans(1)  # none: the trace was cleared
         return (
             session.state,
+            session.stopped,
             engine.is_closed,
             engine.controller.next_index,
             None if in_hand is None else (in_hand.index, engine.next_phase, len(in_hand.void_reasons)),
-            sum(1 for _ in session.recorder.running()),
+            newest[0].end_ns if newest else None,
+            len(recorder.running()),
+            recorder.enabled,
             engine.controller.wanted_mode,
+            id(engine.controller.policy),
+            engine.queue.num_waiting,
             events[-1].time_ns if len(events) else 0,
             len(session.submissions),
+            len(session._desk.arrivals),
             tuple((stop.id, stop.enabled, stop.hits) for stop in session.breakpoints),
             session.record_changes,
             session.pace_s,
+            tuple(session.watches),
+            tuple(session._delays.recorded_s.items()),
+            debugger_attached(),
             commands.chosen,
             commands.device_value,
         )

@@ -41,8 +41,9 @@ MODULES = (
 """In the order in which they need each other."""
 
 _LOOK = {"phases": PHASE_COLOURS, "orders": ORDER_COLOURS, "batchOf": BATCH_OF}
-_PACE = 1_000
-"""Spans a second: reading, blaming and packing one takes 5 to 10 µs, and updates may take 1 % of a run's time."""
+_PACE = 600
+"""Spans a second: reading, blaming and packing one takes up to 15 µs beside a busy device thread, and updates may take
+1 % of a run's time."""
 _FEWEST = 60
 """Spans of an update at least: a few iterations."""
 
@@ -107,10 +108,16 @@ class TimelineWidget(anywidget.AnyWidget):
         elif self._runs:
             self._send_all(run_messages(self._runs, self.max_spans))
 
+    @property
+    def left_out(self) -> bool:
+        """Whether an update has left anything out since all was sent; :meth:`load` brings it."""
+        return self._stream is not None and self._stream.left_out
+
     def show(self, runs: Sequence[RunView]) -> None:
         """Show finished runs one below the other, each from its first moment on, instead of a session."""
         self._session = self._stream = None
         self._runs = list(runs)
+        self.follow = False  # nothing comes any more: all is in view
         self.load()
 
     def _heard(self, widget: Any, content: Any, buffers: Any) -> None:

@@ -51,6 +51,8 @@ class _Told:
     origin_ns: int | None = None
     """The first moment that was seen; all times are sent relative to it."""
     num_appended: int = 0
+    left_out: bool = False
+    """Whether a stretch was skipped."""
     standing: tuple[list[UnfinishedWork], InHand | None] | None = None
     """What was in hand at the last message."""
     begun: tuple[int, int] | None = None
@@ -69,6 +71,11 @@ class TimelineStream:
         self._source = source
         self._in_hand = in_hand
         self._told = _Told(TraceFeed(source))
+
+    @property
+    def left_out(self) -> bool:
+        """Whether a stretch was skipped since the last reset."""
+        return self._told.left_out
 
     def restart(self, most: int) -> list[Outgoing]:
         """Everything anew: a reset, and the newest ``most`` spans."""
@@ -98,6 +105,7 @@ class TimelineStream:
         }
         told.standing = (news.unfinished, current)
         told.num_appended += 1
+        told.left_out |= news.skipped is not None and news.skipped[0] < news.skipped[1]
         return message(
             tables,
             seq=told.num_appended - 1,

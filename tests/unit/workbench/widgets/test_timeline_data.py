@@ -9,6 +9,7 @@ from tests.unit.tracing.traces import batch, detail, device, phase, record, wait
 from tests.unit.workbench.widgets.timeline_worlds import Reader, work
 from tracing.blame import blame_bubbles
 from tracing.records import Category, GraphUse, Span
+from tracing.void_words import void_words
 from workbench.widgets.timeline_data import (
     Packed,
     Texts,
@@ -99,7 +100,7 @@ class TestIterations:
         assert (found[0]["launchedFrom"], found[0]["launchedTokens"]) == (4, 5)
         assert (found[0]["graph"], found[0]["padding"]) == ("CUDA graph of 8 tokens", 3)
         assert (found[1]["consumedFrom"], found[1]["graph"]) == (-1, None)
-        assert (found[1]["void"], found[1]["wasted"]) == ("hand_stepped, debugger", "eos 2")
+        assert (found[1]["void"], found[1]["wasted"]) == (void_words(("hand_stepped", "debugger")), "eos 2")
 
     def test_of_an_eager_forward_say_why_no_graph_was_replayed(self) -> None:
         assert graph_text(GraphUse(label="eager", hit=False, miss_reason="prefill rows")) == "eager: prefill rows"

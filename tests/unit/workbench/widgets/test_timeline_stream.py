@@ -79,7 +79,7 @@ class TestStream:
             session.step()
             reader.read(stream.follow(MANY))
             assert reader.last["inHand"] is None
-            assert reader.tables["iterations"][0]["void"].startswith("hand_stepped")
+            assert reader.tables["iterations"][0]["void"].startswith("stepped by hand")
 
     def test_begins_anew_after_the_session_was_reset(self) -> None:
         with make_session() as session:

@@ -60,8 +60,8 @@ class TestUpdate:
         assert reader.column("iterations", "number") == list(range(41))
 
     def test_may_send_as_much_as_takes_a_hundredth_of_the_time_since_the_last(self) -> None:
-        assert affordable_spans(0.2, most=100_000) == 200
-        assert affordable_spans(1.0, most=100_000) == 1_000
+        assert affordable_spans(0.2, most=100_000) == 120
+        assert affordable_spans(1.0, most=100_000) == 600
         assert affordable_spans(3_600.0, most=100_000) == 100_000
         assert affordable_spans(float("inf"), most=100_000) == 100_000
 
