@@ -15,9 +15,9 @@ from engine.invariants_device import check_device, poison_void, require
 from engine.phases import Order, Phase, Reason
 from engine.plan import batch_rows_of
 from engine.request import Request, RequestState
-from engine.table import RequestTable
 from engine.resolution import end_of
 from engine.step_function import FROM_SAMPLE
+from engine.table import RequestTable
 
 if TYPE_CHECKING:
     from engine.controller import Border, Controller, Iteration
@@ -89,7 +89,7 @@ def _digest(engine: Engine) -> tuple[Any, ...]:
 
 
 def check_rows(engine: Engine, border: Border) -> None:
-    """I1-I3 and I11 on the host: borders, unique owners, columns that belong to the row's request, free rows empty."""
+    """I1-I3, I5 and I11 on the host: borders, unique owners, columns that belong to the row's request, free rows empty."""
     table = engine.table
     live = table.num_live
     require(0 <= table.num_paused <= live <= table.max_requests, "I1", "row borders out of order")
@@ -132,7 +132,7 @@ def _check_owner(engine: Engine, row: int) -> None:
     )
     done, end = int(table.chunk_done[row]), int(table.chunk_end[row])
     require(0 <= done < end <= prompt_len, "I11", "row {}: its chunk is {} to {} of {}", row, done, end, prompt_len)
-    require(end == prompt_len or row == table.partial_row, "I11", "row {} is partial and not the last one", row)
+    require(end == prompt_len or row == table.partial_row, "I5", "row {} is partial and not the last one", row)
 
 
 def check_blocks(engine: Engine) -> None:
@@ -214,7 +214,7 @@ def check_requests(engine: Engine) -> None:
         if params.logprobs is not None:
             made, wanted = len(request.logprobs), len(request.output_ids)
             require(made == wanted, "I40", "{}: {} log probabilities, {} tokens", name, made, wanted)
-        if request.prompt_logprobs:
+        if request.prompt_logprobs and request.finish_reason is None:
             made, due = len(request.prompt_logprobs), _prompt_logprobs_due(engine.table, request)
             require(made in due, "I40", "{}: {} prompt log probabilities, due are {}", name, made, due)
         times = request.timings
@@ -226,11 +226,11 @@ def check_requests(engine: Engine) -> None:
 
 
 def _prompt_logprobs_due(table: RequestTable, request: Request) -> set[int]:
-    """All of a prompt; while it is read, those that its chunks before the present one tell of, or that one too."""
+    """All of a prompt; while it is first read, those that its chunks before the present one tell of, or that too."""
     length, row = len(request.prompt_ids), request.row
     if row is None or not table.is_prefill[row]:
         return {length}
-    return {min(int(end) + 1, length) for end in (table.chunk_done[row], table.chunk_end[row])}
+    return {length, *(min(int(end) + 1, length) for end in (table.chunk_done[row], table.chunk_end[row]))}
 
 
 def check_pending(controller: Controller) -> None:
@@ -300,7 +300,7 @@ def _check_admission(controller: Controller, border: Border) -> None:
 
 
 def check_staged(engine: Engine, iteration: Iteration) -> None:
-    """I4, I29, I32: staged inputs are those of the planned rows, which have not moved since prepare."""
+    """I4, I29, I32, I48: staged inputs are those of the planned rows, which have not moved since prepare."""
     plan, table = iteration.plan, engine.table
     assert plan is not None
     dims, shape, rows = plan.dims, plan.shape, plan.table_rows
@@ -317,6 +317,10 @@ def check_staged(engine: Engine, iteration: Iteration) -> None:
     is_decode = ~table.is_prefill[rows]
     require((staged["token_ids"][last[is_decode]] == FROM_SAMPLE).all(), "I32", "a decode row reads no sampled token")
     require(int(staged["query_len"][at].sum()) == dims.num_tokens, "I4", "query tokens do not sum up")
+    for row, count in zip(rows[~is_decode].tolist(), staged["query_len"][at][~is_decode].tolist(), strict=True):
+        length, left = int(table.prompt_len[row]), int(table.prompt_len[row] - table.chunk_end[row])
+        require(count != 1 or length == 1, "I48", "row {}: a chunk of one token of {}", row, length)
+        require(left != 1, "I48", "row {}: a chunk that leaves one token of {}", row, length)
 
 
 def check_results(engine: Engine, border: Border) -> None:

@@ -242,7 +242,7 @@ class World:
             assert len(output.logprobs) == len(output.token_ids)
             for row, wanted in zip(output.logprobs, expected.logprobs, strict=False):
                 _check_row(row, wanted)
-        if one.params.prompt_logprobs is not None and output.token_ids:
+        if one.params.prompt_logprobs is not None and (output.token_ids or output.prompt_logprobs):
             wanted_rows = expected_prompt_logprobs(one.prompt, one.params.prompt_logprobs, self.nan_every)
             assert output.prompt_logprobs is not None
             assert len(output.prompt_logprobs) == len(wanted_rows)

@@ -249,8 +249,8 @@ def pending_not_remapped(patch: Patch) -> None:
 
 
 def length_advanced_twice(patch: Patch) -> None:
-    def advance(real: Any, self: Controller, rows: Any, admitted: Any) -> Any:
-        new_blocks = real(self, rows, admitted)
+    def advance(real: Any, self: Controller, rows: Any) -> Any:
+        new_blocks = real(self, rows)
         self.table.kv_len[rows] += 1
         return new_blocks
 

@@ -1,5 +1,7 @@
 """Remove outputs and run counts from notebooks, so that a commit holds what was written and not what was run.
 
+Their metadata is what JupyterLab writes when it opens one with this project's Python, so that opening changes nothing.
+
 ``python tools/strip_notebooks.py [--check] [FILE ...]``; without files, every notebook under ``notebooks/``.
 """
 
@@ -12,9 +14,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
+LAB_METADATA = {
+    "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+    "language_info": {
+        "codemirror_mode": {"name": "ipython", "version": 3},
+        "file_extension": ".py",
+        "mimetype": "text/x-python",
+        "name": "python",
+        "nbconvert_exporter": "python",
+        "pygments_lexer": "ipython3",
+        "version": "3.11.7",
+    },
+}
+
 
 def stripped(text: str) -> str:
-    """The notebook's JSON without outputs, run counts and the state of widgets.
+    """The notebook's JSON without outputs, run counts and the state of widgets, kernel and language as Lab has them.
 
     Args:
         text: A notebook, nbformat 4.
@@ -25,6 +40,7 @@ def stripped(text: str) -> str:
     notebook = json.loads(text)
     before = json.dumps(notebook)
     notebook["metadata"].pop("widgets", None)
+    notebook["metadata"].update(LAB_METADATA)
     for cell in notebook["cells"]:
         cell["metadata"].pop("execution", None)
         if cell["cell_type"] == "code":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from tracing.records import COMPUTE_LANE, PHASES
 from tracing.summary import HostPhase, OrderRow, Spread, Summary
@@ -14,10 +15,7 @@ NO_SAMPLES = "no samples"
 AROUND_WORK = "launch latency, wake-up and the time between phases"
 """What the device's idle time holds besides exposed host work; ``docs/metrics.md`` defines each."""
 
-ADMISSION_NOTE = (
-    "TTFT and queue delay are longer in async: a request is admitted only after the pending forward is resolved, about "
-    "one step later."
-)
+ADMISSION_CAUSE = "in async a request is admitted only after the pending forward is resolved, about one step later"
 KINDS_NOTE = (
     "A step is filed under the batch it launches; in async it waits for the batch before, so step time by kind does "
     "not compare across modes."
@@ -28,6 +26,9 @@ IDLE_SECTION = "idle device: by what"
 
 _UNCOMPARABLE = ("queue delay", "step time, decode", "step time, prefill", "step time, mixed")
 """Metrics that mean something else in each mode, so that a ratio would mislead; ``docs/metrics.md`` says why."""
+
+_COUNTS = ("requests", "iterations", "void iterations")
+"""What there was, and nothing to be fast or slow at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,25 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Last run over first; None for shares, for what modes do not share, or without two numbers to divide."""
+        """Last run over first; None for shares, counts, what modes do not share, or without two numbers to divide."""
         first, last = self.values[0], self.values[-1]
-        if self.unit == "%" or self.label.removesuffix(" p50").removesuffix(" p99") in _UNCOMPARABLE:
+        if (
+            self.unit == "%"
+            or self.label in _COUNTS
+            or self.label.removesuffix(" p50").removesuffix(" p99") in _UNCOMPARABLE
+        ):
             return None
         return None if len(self.values) < 2 or first is None or last is None or first == 0 else last / first
+
+
+class ShownNumbers(NamedTuple):
+    """What a table shows of its runs, for the sentences below it: they must not say otherwise. One of each a run."""
+
+    speedup: Sequence[float | None]
+    """``tokens/s`` over the first run's; None where there is none."""
+    ttft: Sequence[float | None]
+    queue_delay: Sequence[float | None]
+    """Medians, in one unit; None: no samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +94,72 @@ def comparison_rows(summaries: Sequence[Summary]) -> list[Row]:
     return [Row(m.section, m.label, m.unit, tuple(m.get(s) for s in summaries), m.better) for m in metrics]
 
 
-def comparison_notes(summaries: Mapping[str, Summary], *, repeats: int = 1) -> list[str]:
+def comparison_notes(
+    summaries: Mapping[str, Summary], *, repeats: int = 1, shown: ShownNumbers | None = None
+) -> list[str]:
     """Sentences without which the table misleads; none for a single run.
 
     Args:
         summaries: As for :func:`format_comparison`.
         repeats: Runs a leg; what is said of noise depends on it.
+        shown: Numbers of the table above; None: those of ``summaries``.
     """
     if len(summaries) < 2:
         return []
-    noise = "One run each: differences above that are this machine's noise." if repeats == 1 else ""
+    shown = shown or _numbers_of(list(summaries.values()))
+    notes = []
     limit = saving_note(summaries)
-    notes = [f"{limit} {noise}".rstrip()] if limit else []
-    return [*notes, ADMISSION_NOTE, KINDS_NOTE] if _mixes_modes(summaries) else notes
+    if limit:
+        noise = "One run each: differences above that are this machine's noise." if repeats == 1 else ""
+        notes.append(" ".join(filter(None, [limit, noise, excess_note(summaries, shown)])))
+    if not _mixes_modes(summaries):
+        return notes
+    return [*notes, *filter(None, [admission_note(summaries, shown)]), KINDS_NOTE]
+
+
+def _numbers_of(summaries: Sequence[Summary]) -> ShownNumbers:
+    speeds = [summary.tokens_per_s for summary in summaries]
+    return ShownNumbers(
+        speedup=[speed / speeds[0] if speed is not None and speeds[0] else None for speed in speeds],
+        ttft=[_p50(summary.requests.ttft) for summary in summaries],
+        queue_delay=[_p50(summary.requests.queue_delay) for summary in summaries],
+    )
+
+
+def _p50(spread: Spread | None) -> float | None:
+    return None if spread is None else spread.p50_ns
+
+
+def excess_note(summaries: Mapping[str, Summary], shown: ShownNumbers) -> str | None:
+    """Names the run that gained most, if that is more than the first run's idle device leaves to be gained.
+
+    Compared as the table prints it, to two decimals. Only after a :func:`saving_note`.
+    """
+    first = next(iter(summaries.values()))
+    assert first.step is not None
+    assert first.device.bubble_ns is not None
+    step_ns, idle_ns = first.step.mean_ns, first.device.bubble_ns / first.num_timed
+    name, speedup = max(zip(summaries, shown.speedup, strict=True), key=lambda one: one[1] or 0.0)
+    if idle_ns >= step_ns or speedup is None or round(speedup, 2) <= round(step_ns / (step_ns - idle_ns), 2):
+        return None
+    return (
+        f"{name} has {speedup:.2f}x the tokens/s, where that idle time allows {step_ns / (step_ns - idle_ns):.2f}x: "
+        "more than overlap can give, so the rest has other causes or is noise."
+    )
+
+
+def admission_note(summaries: Mapping[str, Summary], shown: ShownNumbers) -> str | None:
+    """Why requests wait longer in async, if they do: of the last async run against the first legacy one."""
+    is_legacy = [_is_legacy(summary) for summary in summaries.values()]
+    legacy, other = is_legacy.index(True), len(is_legacy) - 1 - is_legacy[::-1].index(False)
+    longer = []
+    for label, values in (("TTFT", shown.ttft), ("queue delay", shown.queue_delay)):
+        before, after = values[legacy], values[other]
+        if before is not None and after is not None and after > before:
+            longer.append(label)
+    if not longer:
+        return None
+    return f"Longer in {list(summaries)[other]}: {' and '.join(longer)}; {ADMISSION_CAUSE}."
 
 
 def saving_note(summaries: Mapping[str, Summary]) -> str | None:

@@ -73,6 +73,11 @@ def write_run(trace: Trace, folder: str | Path, *, overwrite: bool = False) -> P
     return Path(folder)
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder looks like a run: its head and its tables are there, whatever they hold."""
+    return (folder / _CONFIG).is_file() and all((folder / f"{name}.parquet").is_file() for name in _TABLES)
+
+
 def check_target(folder: str | Path, *, overwrite: bool = False) -> None:
     """Refuse what :func:`write_run` would refuse; to be asked before a long run.
 

@@ -20,6 +20,7 @@ from tracing.intervals import Interval
 from tracing.records import IterationRecord, Span
 from tracing.replay import Change, Changes, Delays, Stretch
 from tracing.summary import Spread
+from tracing.text_table import aligned
 
 _SIDES = ("host", "device")
 
@@ -43,6 +44,8 @@ class WhatIf:
     """What was asked for."""
     num_iterations: int
     """Timed ones."""
+    num_void: int
+    """Void ones, which are left out."""
     before: Spread | None
     """Step time as it was recorded; None without timed iterations."""
     after: Spread | None
@@ -71,18 +74,27 @@ class WhatIf:
         return self.makespan_after_ns / self.makespan_before_ns if self.makespan_before_ns else None
 
     def __str__(self) -> str:
+        """Ends with an empty line, so that several can be printed below each other."""
         asked = [*(f"{name} × {k:g}" for name, k in self.scale.items())]
         asked += [f"{name} {ns / 1e3:+,.1f} µs" for name, ns in self.add_ns.items()]
-        lines = [f"if {', '.join(asked) or 'nothing changed'}: mean step over {self.num_iterations} iterations"]
-        for name, before, after in (
-            ("all", self.before, self.after),
-            *((order.order, order.before, order.after) for order in self.orders),
+        left_out = f" ({self.num_void} void ones left out)" if self.num_void else ""
+        head = f"if {', '.join(asked) or 'nothing changed'}: mean step over {self.num_iterations} iterations{left_out}"
+        rows = [["", "iterations", "recorded ms", "predicted ms", "difference ms", "%"]]
+        for name, count, before, after in (
+            ("all", self.num_iterations, self.before, self.after),
+            *((order.order, order.count, order.before, order.after) for order in self.orders),
         ):
             if before is not None and after is not None:
-                lines.append(f"  {name:<12} {before.mean_ns / 1e6:>10,.3f} ms -> {after.mean_ns / 1e6:>10,.3f} ms")
-        makespans = self.makespan_before_ns / 1e6, self.makespan_after_ns / 1e6
-        lines.append(f"  {'makespan':<12} {makespans[0]:>10,.3f} ms -> {makespans[1]:>10,.3f} ms")
-        return "\n".join(lines)
+                rows.append([name, str(count), *_difference(before.mean_ns, after.mean_ns)])
+        rows.append(["makespan", "", *_difference(self.makespan_before_ns, self.makespan_after_ns)])
+        return "\n".join([head, *(f"  {line}" for line in aligned(rows, words=1)), ""])
+
+
+def _difference(before_ns: float, after_ns: float) -> list[str]:
+    """Both in milliseconds, and by how much the second is longer."""
+    longer_ns = after_ns - before_ns
+    percent = f"{100 * longer_ns / before_ns:+.1f}" if before_ns else ""
+    return [f"{before_ns / 1e6:,.3f}", f"{after_ns / 1e6:,.3f}", f"{longer_ns / 1e6:+,.3f}", percent]
 
 
 def what_if(
@@ -113,7 +125,8 @@ def what_if(
         raise ValueError(
             "spans must say when device work was enqueued; some of these do not, so nothing can be replayed"
         )
-    lines = host_lines(spans, judged(spans, iterations))
+    known = judged(spans, iterations)
+    lines = host_lines(spans, known)
     changes = _changes(scale, add_ns, device, lines)
     delays = Delays(device, lines)
     stretches = [Stretch(line, device, delays) for line in lines]
@@ -124,6 +137,7 @@ def what_if(
         scale=scale,
         add_ns=add_ns,
         num_iterations=len(records),
+        num_void=sum(record.is_void for record in known),
         before=Spread.of(record.duration_ns for record in records),
         after=Spread.of(end - begin for times in other for begin, end in times),
         makespan_before_ns=sum(line.records[-1].end_ns - line.records[0].begin_ns for line in lines),

@@ -116,14 +116,15 @@ class RequestBook:
         self._submissions[submission.request_id] = submission
         self._next_number = max(self._next_number, submission.number + 1)
 
-    def hand_in(self, submission: Submission, *, late_ns: int = 0) -> None:
-        """Give a request that arrived ``late_ns`` ago to the engine."""
+    def hand_in(self, submission: Submission, *, late_ns: int = 0) -> Request:
+        """Give a request that arrived ``late_ns`` ago to the engine; returns the engine's."""
         self._engine.add_request(
             tuple(submission.prompt_ids), submission.params, request_id=submission.request_id, stream=submission.stream
         )
         request = self._engine.queue.waiting[-1]
         request.timings = replace(request.timings, arrival_ns=request.timings.arrival_ns - late_ns)
         self._requests[submission.request_id] = request
+        return request
 
     def withdraw(self, submission: Submission) -> None:
         """End a request that has not arrived."""

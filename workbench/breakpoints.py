@@ -5,6 +5,7 @@ A breakpoint has one *place*: before a phase, behind an iteration, or at any bor
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -65,6 +66,8 @@ class Breakpoint:
         self.enabled = True
         self.hits = 0
         """How often it was hit since it was made, or since the session was reset."""
+        self.since_ns = time.perf_counter_ns()
+        """When it was made, or the session was driven on after its last stop: older bubbles do not concern it."""
         self.was_true = False
         """At the last border looked at; for a condition that has to become true."""
         self.last_state: RequestState | None = None
@@ -172,8 +175,15 @@ class Breakpoints:
     def start_over(self) -> None:
         """Nothing was hit yet."""
         self._bubbles.clear()
+        self.resume()
         for one in self._all:
             one.hits, one.was_true, one.last_state = 0, False, self._state(one.wanted.request)
+
+    def resume(self) -> None:
+        """The session is driven on after a stop: idle time until now was seen then, or was a person's."""
+        now_ns = time.perf_counter_ns()
+        for one in self._all:
+            one.since_ns = now_ns
 
     @property
     def watch_borders(self) -> bool:
@@ -199,8 +209,8 @@ class Breakpoints:
 
     def why(self, hit: Breakpoint) -> str:
         """One line for the stop at a hit."""
-        seen = [bubble for bubble in self._newest_bubbles if bubble.time_ns > (hit.wanted.bubble_ns or 0)]
-        what = f": {seen[0].text}" if hit.wanted.bubble_ns is not None and seen else ""
+        seen = self._long_bubbles(hit)
+        what = f": {seen[0].text}" if seen else ""
         return f"{hit}{what}, {place_text(self._session.engine)}"
 
     def _look(self, iteration: Iteration, phase: Phase | None) -> Breakpoint | None:
@@ -236,7 +246,7 @@ class Breakpoints:
             return False
         if wanted.graph_miss and (iteration.plan is None or iteration.plan.graph is not None):
             return False
-        if wanted.bubble_ns is not None and not self._is_long(wanted.bubble_ns):
+        if wanted.bubble_ns is not None and not self._long_bubbles(one):
             return False
         if wanted.request is None:
             return True
@@ -246,8 +256,12 @@ class Breakpoints:
             return state is not before
         return phase is None or self._concerns(wanted.request, phase, iteration)
 
-    def _is_long(self, bubble_ns: int) -> bool:
-        return any(bubble.time_ns > bubble_ns for bubble in self._newest_bubbles)
+    def _long_bubbles(self, one: Breakpoint) -> list[SeenBubble]:
+        """Those that a breakpoint asks for, of the newest ones."""
+        least_ns = one.wanted.bubble_ns
+        if least_ns is None:
+            return []
+        return [seen for seen in self._newest_bubbles if seen.time_ns > least_ns and seen.start_ns >= one.since_ns]
 
     def _state(self, request_id: str | None) -> RequestState | None:
         request = None if request_id is None else self._book.request(request_id)

@@ -26,7 +26,7 @@ class Reading:
     """A value that a phase read."""
 
     name: str
-    """A column, ``blocks``, ``free blocks``, ``waiting``, ``pending``, or a buffer such as ``staged B.kv_len``."""
+    """A column, ``blocks``, ``free blocks``, ``waiting``, ``pending``, or a buffer such as ``staged[1].kv_len``."""
     request_id: str | None
     """Whose; None: everybody's, or padding's."""
     value: Any
@@ -103,16 +103,18 @@ def _read(phase: Phase, before: BorderImage, behind: BorderImage) -> Iterator[Re
         yield Reading(name="waiting", request_id=None, value=before.num_waiting)
         yield Reading(name="free blocks", request_id=None, value=before.num_free_blocks)
         yield from _columns_read(before.table, ("max_output",))
+        yield from _chunks_read(before.table)
     elif phase is Phase.PREPARE:
         yield from _columns_read(before.table, ("kv_len", "num_output", "max_output"))
+        yield from _chunks_read(before.table)
         yield Reading(name="free blocks", request_id=None, value=before.num_free_blocks)
     elif phase is Phase.FORWARD and before.staged is not None:
         yield from _staged_read(before.staged)
     elif phase is Phase.SAMPLE and before.pending is not None:
         rows = before.pending.table_rows.tolist()
         for request_id, row in zip(before.pending.request_ids, rows, strict=True):
-            dropped = "its request ended: computed for nothing" if row < 0 else ""
-            yield Reading(name="pending row", request_id=request_id, value=row, is_stale=row < 0, note=dropped)
+            note = "its request ended: computed for nothing" if row < 0 else _partial_note(before.table, row)
+            yield Reading(name="pending row", request_id=request_id, value=row, is_stale=row < 0, note=note)
     elif phase is Phase.RESOLVE:
         yield from _results_read(before, behind)
         yield from _columns_read(before.table, ("num_output", "max_output"))
@@ -127,10 +129,23 @@ def _columns_read(table: TableImage, names: tuple[str, ...]) -> Iterator[Reading
             yield Reading(name=name, request_id=request_id, value=value)
 
 
+def _chunks_read(table: TableImage) -> Iterator[Reading]:
+    for row, request_id in enumerate(table.request_ids):
+        if table.state(row) == "prefill":
+            done, end, _ = table.chunk(row)
+            yield Reading(name="chunk_done", request_id=request_id, value=done)
+            yield Reading(name="chunk_end", request_id=request_id, value=end)
+
+
+def _partial_note(table: TableImage, row: int) -> str:
+    _, end, length = table.chunk(row)
+    return "a chunk, and not its prompt's last: nothing is sampled of it" if end < length else ""
+
+
 def _staged_read(staged: StagedImage) -> Iterator[Reading]:
     for place, request_id in enumerate(staged.request_ids):
         for name, value in _staged_values(staged, place).items():
-            yield Reading(name=f"staged {staged.half}.{name}", request_id=request_id, value=value)
+            yield Reading(name=f"staged[{staged.half}].{name}", request_id=request_id, value=value)
 
 
 def _results_read(before: BorderImage, behind: BorderImage) -> Iterator[Reading]:
@@ -200,7 +215,7 @@ def _entered(table: TableImage, row: int) -> Iterator[Change]:
     request_id = table.request_ids[row]
     yield Change(name=_ROW, request_id=request_id, old=None, new=row)
     yield Change(name="state", request_id=request_id, old=None, new=table.state(row))
-    for name in ("prompt_len", "kv_len", "num_output", "max_output"):
+    for name in ("prompt_len", "chunk_end", "kv_len", "num_output", "max_output"):
         yield Change(name=name, request_id=request_id, old=None, new=int(table.columns[name][row]))
     yield Change(name="blocks", request_id=request_id, old=(), new=table.blocks(row))
 
@@ -245,7 +260,7 @@ def _staged_written(old: StagedImage | None, new: StagedImage) -> Iterator[Chang
         for name, value in _staged_values(new, place).items():
             if former.get(name) != value:
                 yield Change(
-                    name=f"staged {new.half}.{name}",
+                    name=f"staged[{new.half}].{name}",
                     request_id=request_id,
                     old=former.get(name),
                     new=value,

@@ -175,10 +175,13 @@ def _add_lab(commands: Any) -> None:
 
 
 def _report(args: argparse.Namespace) -> int:
+    from workbench.nearby_runs import naming_runs
     from workbench.saved_runs import report_of
 
     check_file("--out", args.out)
-    for note in report_of(args.runs, args.out):
+    with naming_runs(args.runs):
+        notes = report_of(args.runs, args.out)
+    for note in notes:
         print(note)
     print(f"report: {args.out}")
     return 0

@@ -22,6 +22,8 @@ class Clock(ABC):
 
     name: ClockName
     unit: Unit
+    stands_still: bool = True
+    """Whether it does so while nobody drives the engine."""
 
     @abstractmethod
     def now(self) -> float:
@@ -98,6 +100,7 @@ class WallClock(Clock):
 
     name: ClockName = "wall"
     unit: Unit = "s"
+    stands_still = False
 
     def __init__(self) -> None:
         self._start_ns = time.perf_counter_ns()

@@ -25,7 +25,7 @@ from workbench.runs import OnOutput, Run, document, serve
 from workbench.session import Session
 from workbench.side_by_side import SideBySide
 from workbench.verdicts import Judge, RequestVerdict, Verdict
-from workbench.workloads import Workload, WorkloadError
+from workbench.workloads import Workload, WorkloadError, as_workload, check_workload
 
 OnRun = Callable[[str, Session], OnOutput | None]
 """Told each leg as it begins; what it returns is called with every output."""
@@ -130,7 +130,7 @@ class Comparison(SideBySide):
 
 
 def compare(
-    workload: Workload,
+    workload: Workload | str,
     legs: Sequence[LegLike] | Mapping[str, EngineConfig | Mapping[str, Any]] = ("legacy", "no-overlap", "async"),
     *,
     model: str | Path | LoadedModel | None = None,
@@ -148,7 +148,7 @@ def compare(
     on all legs alike, and not always on the one that comes second.
 
     Args:
-        workload: The same for all, seeds included.
+        workload: The same for all, seeds included. Text is taken as on the command line, with the model's vocabulary.
         legs: Names of :data:`LEGS`, legs of your own, or names with a configuration or the options that it changes.
         model: As for :class:`~workbench.session.Session`; loaded once.
         config: Options of all legs.
@@ -160,15 +160,18 @@ def compare(
         **engine_options: Fields of the configuration, for all legs.
 
     Raises:
-        WorkloadError: a leg is unknown or wants another model, two share a name, or there are none.
+        WorkloadError: the workload is none, a leg is unknown or wants another model, two share a name, or there are no
+            legs.
     """
+    check_workload(workload)
     if repeats < 1 or warmup < 0:
         raise WorkloadError(f"repeats must be at least 1 and warmup at least 0, got {repeats} and {warmup}")
     config = session_config(config, None, engine_options)
     chosen = chosen_legs(legs, config)
     for leg in chosen:  # what does not fit is refused before anything is loaded or runs
         leg_config(leg, config, None)
-    loaded = load_for(config, model)
+    loaded = load_for(config, model, progress=progress)
+    workload = as_workload(workload, vocab_size=loaded.vocab_size)
     clock = clock or ("iterations" if workload.unit == "iterations" else "virtual")
     runs: dict[str, list[Run]] = {leg.name: [] for leg in chosen}
     total = len(workload.requests) * len(chosen) * repeats * (1 + warmup)

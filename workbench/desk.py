@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine.engine import Engine
 from engine.errors import RequestError
-from engine.request import SamplingParams
+from engine.request import Request, SamplingParams
 from workbench.arrivals import Arrivals, ClosedLoop, Submission
 from workbench.book import Prompt, RequestBook, Wish, as_prompts, sampling_params
 from workbench.clock import Clock
 from workbench.peek import SessionError
-from workbench.workloads import RequestSpec, Workload
+from workbench.workloads import RequestSpec, Workload, as_workload
 
 NEVER = float("inf")
 """Arrival of a request that was aborted before it came, in a replay."""
 
 
 class Desk:
-    """The book of all requests, those still to come, and the clock their arrivals are measured on."""
+    """The book of all requests, those still to come, and the clock their arrivals are measured on.
 
-    def __init__(self, engine: Engine, clock: Clock) -> None:
+    Args:
+        engine: Gets the requests.
+        clock: Tells when.
+        is_driven: Whether somebody runs the engine now.
+    """
+
+    def __init__(self, engine: Engine, clock: Clock, is_driven: Callable[[], bool]) -> None:
         self._engine = engine
+        self._is_driven = is_driven
+        self._held: list[tuple[Request, int]] = []
+        """Handed in since the engine was driven last, and by how much each was late on the clock."""
         self.clock = clock
         self.book = RequestBook(engine)
         self.arrivals = Arrivals(lambda: engine.live_ids)
@@ -60,6 +71,14 @@ class Desk:
         loop = None if workload.concurrency is None else ClosedLoop(workload.concurrency)
         return self._submit([Wish(spec=spec.after(start), loop=loop) for spec in workload.requests])
 
+    def as_workload(self, workload: Workload | str) -> Workload:
+        """A workload, or what text describes, with ids of this engine's vocabulary.
+
+        Raises:
+            WorkloadError: it is neither, or the text does not fit.
+        """
+        return as_workload(workload, vocab_size=self._engine.loaded.vocab_size)
+
     def _submit(self, wishes: Sequence[Wish]) -> list[str]:
         drafts = self.book.draft(wishes)
         for submission in drafts:
@@ -74,9 +93,11 @@ class Desk:
         elif submission.loop is not None:
             self.arrivals.add(submission)
             for one in self.arrivals.take_let_in(submission.loop):
-                self.book.hand_in(one)
+                self._hand_in(one)
         elif submission.arrival <= self.clock.now():
-            self.book.hand_in(submission)
+            if self._is_at_rest:
+                self._hand_in_due(self.clock.now())  # what came before it stands before it
+            self._hand_in(submission)
         else:
             self.arrivals.add(submission)
 
@@ -94,6 +115,7 @@ class Desk:
         Returns:
             Whether there is anything to do.
         """
+        self._let_time_go_on()
         if self._engine.in_hand is None:
             self._hand_in_due(self.clock.now())
             first = None if self._engine.has_unfinished() else self.arrivals.first
@@ -113,7 +135,28 @@ class Desk:
             # An iteration was running when it came: that wait is part of its queue delay and TTFT. In a closed loop it
             # comes as another ends, between iterations.
             late_s = now - submission.arrival if self.clock.unit == "s" and submission.loop is None else 0.0
-            self.book.hand_in(submission, late_ns=int(late_s * 1e9))
+            self._hand_in(submission, int(late_s * 1e9))
+
+    def _hand_in(self, submission: Submission, late_ns: int = 0) -> None:
+        request = self.book.hand_in(submission, late_ns=late_ns)
+        if self._is_at_rest:
+            self._held.append((request, late_ns))
+
+    @property
+    def _is_at_rest(self) -> bool:
+        """Whether no time passes for requests: nobody drives, and the clock stands still meanwhile.
+
+        In mid iteration that is of no use to them: what stands still there is void, and so are they.
+        """
+        return self.clock.stands_still and self._engine.in_hand is None and not self._is_driven()
+
+    def _let_time_go_on(self) -> None:
+        """The engine is driven: what was handed in while nobody did arrives now, and not when a person submitted it."""
+        now_ns = time.perf_counter_ns()
+        for request, late_ns in self._held:
+            if request.timings.admitted_ns is None and request.timings.finished_ns is None:
+                request.timings = replace(request.timings, arrival_ns=now_ns - late_ns)
+        self._held.clear()
 
     @property
     def finished(self) -> bool:
@@ -123,5 +166,6 @@ class Desk:
     def clear(self) -> None:
         """Forget all requests; the clock reads 0 again."""
         self.arrivals.clear()
+        self._held.clear()
         self.book.clear()
         self.clock.reset()

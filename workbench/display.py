@@ -103,7 +103,7 @@ def _row_cells(row: RowView) -> tuple[str, ...]:
     return (
         str(row.row),
         row.request_id or "",
-        row.finish_reason or row.state,
+        row.standing,
         str(row.prompt_tokens),
         f"{row.output_tokens}/{row.max_tokens}",
         str(row.kv_len),

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Predicate = Callable[["Session"], object]
 
-LEFT_NS = 20_000_000
+LEFT_NS = 50_000_000
 """Between two calls that drive, with requests running: what lies between was a person's time, or other code's."""
 
 

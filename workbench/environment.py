@@ -38,19 +38,21 @@ def environment_shown() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The checkout's commit, ``-dirty`` where files differ from it; None outside a checkout."""
+    """The checkout's commit, ``-dirty`` where files differ from it; None outside a checkout.
+
+    Notebooks do not count: Lab writes to one as it opens it, and no number depends on them.
+    """
     try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
+        found = _git("describe", "--always", "--abbrev=12")
+        differs = _git("diff", "--name-only", "HEAD", "--", ".", ":(exclude)notebooks")
     except (OSError, subprocess.SubprocessError):
         return None
-    return found.stdout.strip() or None
+    return f"{found}-dirty" if found and differs else found or None
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout.strip()
 
 
 def cpu_name() -> str:

@@ -10,6 +10,7 @@ from engine.phases import Phase
 from engine.request import Request, RequestState
 from workbench.desk import Desk
 from workbench.peek import SessionError, coming_phases
+from workbench.snapshot import chunk_progress
 
 _NAMED = 3
 """Requests named before the rest is counted."""
@@ -36,6 +37,11 @@ def explain_request(engine: Engine, desk: Desk, request_id: str) -> str:
 
 def _before_arrival(desk: Desk, request_id: str) -> str:
     for coming in desk.arrivals.coming:
+        if coming.request_id == request_id and coming.loop is not None:
+            return (
+                f"{request_id} has not arrived: its closed loop lets it in when fewer than {coming.loop.limit} of the "
+                "loop's requests are live and all before it are in."
+            )
         if coming.request_id == request_id:
             unit, now = desk.clock.unit, desk.clock.now()
             return f"{request_id} has not arrived: it comes at {coming.arrival:.6g} {unit}, now is {now:.6g}."
@@ -88,8 +94,7 @@ def _live(engine: Engine, request: Request) -> str:
     if request.state is RequestState.PAUSED:
         return f"{name} {row} and is paused: it keeps its blocks and runs nothing until blocks are free for all rows."
     if request.state is RequestState.PREFILL:
-        coming = _coming_token(engine, request, "its first token")
-        return f"{name} {row} and reads its prompt of {request.num_tokens} tokens: {coming}."
+        return f"{name} {row} and reads its prompt of {request.num_tokens} tokens{_reading_text(engine, request)}."
     known = f"{len(request.output_ids)} of {request.max_new_tokens} tokens are known"
     return f"{name} {row} and decodes: {known}, and {_coming_token(engine, request, 'the next')}."
 
@@ -97,6 +102,29 @@ def _live(engine: Engine, request: Request) -> str:
 def _kept(request: Request) -> str:
     count = len(request.output_ids)
     return f" again, with the {count} tokens it has to be computed anew" if count else ""
+
+
+def _reading_text(engine: Engine, request: Request) -> str:
+    """Where the prompt's reading is: all of it, its last chunk, or a chunk that gives no token yet."""
+    table, row = engine.table, request.row
+    if row is None or row != table.partial_row:
+        is_last = row is not None and table.chunk_done[row] > 0
+        how = f" in chunks, the last from token {int(table.chunk_done[row]) + 1} on" if is_last else ""
+        return f"{how}: {_coming_token(engine, request, 'its first token')}"
+    end = int(table.chunk_end[row])
+    return f" in chunks: {_coming_chunk(engine, request, row, end)}, and the next admit goes on with it before all else"
+
+
+def _coming_chunk(engine: Engine, request: Request, row: int, end: int) -> str:
+    """Where a chunk that ends at token ``end``, and is not the last, is on its way."""
+    current, pending = engine.in_hand, engine.pending
+    if pending is not None and row in pending.table_rows:
+        return f"the forward that iteration {pending.iteration} launched reads up to token {end}"
+    if engine.table.kv_len[row] < end:
+        return f"the next forward reads up to token {end}"
+    if current is not None and current.launched is None and current.plan is not None:
+        return f"the forward that is prepared and not launched yet reads up to token {end}"
+    return f"it is read up to token {end}, of which nothing is sampled"
 
 
 def _coming_token(engine: Engine, request: Request, token: str) -> str:
@@ -141,7 +169,9 @@ def _waiting_text(engine: Engine, request: Request) -> str:
             continue
         blocked = refusal(waiting, capacity)
         if waiting is request:
-            return _admission_text(engine) if blocked is None else _refusal_text(engine, request, blocked, capacity)
+            if blocked is None:
+                return _admission_text(engine, _fit_text(request, capacity))
+            return _refusal_text(engine, request, blocked, capacity)
         ahead.append(waiting)
         if blocked is not None:
             return _behind_text(engine, request, waiting, blocked)
@@ -156,26 +186,42 @@ def _behind_text(engine: Engine, request: Request, head: Request, blocked: Refus
     return f"it is behind {who}, first in, first out, and {head.request_id} has to wait ({blocked.value})"
 
 
-def _admission_text(engine: Engine) -> str:
-    """It fits: which admit takes it."""
+def _fit_text(request: Request, capacity: Capacity) -> str:
+    chunk = capacity.chunk(request)
+    whole = chunk == request.num_tokens
+    return "it fits" if whole else f"a chunk of {chunk} of its {request.num_tokens} tokens fits"
+
+
+def _admission_text(engine: Engine, fits: str) -> str:
+    """``fits`` says what of it fits: which admit takes it."""
     current, pending = engine.in_hand, engine.pending
     if current is not None:
         if Phase.ADMIT in coming_phases(engine):
-            return f"it fits, and the admit of iteration {current.index} takes it"
-        return f"it fits, and iteration {current.index} has no admit to come; the next admit takes it"
+            return f"{fits}, and the admit of iteration {current.index} takes it"
+        return f"{fits}, and iteration {current.index} has no admit to come; the next admit takes it"
     if pending is not None:
         return (
-            f"it fits, and async admits only when no forward is pending: the next iteration samples the forward of "
+            f"{fits}, and async admits only when no forward is pending: the next iteration samples the forward of "
             f"iteration {pending.iteration} and then admits it"
         )
-    return "it fits, and the next iteration admits it"
+    return f"{fits}, and the next iteration admits it"
 
 
 def _refusal_text(engine: Engine, request: Request, blocked: Refusal, capacity: Capacity) -> str:
     if blocked is Refusal.NO_ROW:
         return f"all {engine.table.max_requests} rows are taken; {_who_frees(engine)}"
+    if blocked is Refusal.BATCH_FULL and engine.table.partial_row is not None and not capacity.free_tokens:
+        reading = engine.table.requests[engine.table.partial_row]
+        assert reading is not None
+        progress = chunk_progress(engine.table, engine.table.partial_row)
+        return f"the prompt of {reading.request_id} is read in chunks, {progress} tokens, and goes before it"
     if blocked is Refusal.BATCH_FULL:
         limit = engine.config.max_batch_tokens
+        if capacity.chunked:
+            return (
+                f"{capacity.free_tokens} of max_batch_tokens={limit} are left in the next forward, too few for a chunk "
+                f"of its {request.num_tokens}; a later admit has room"
+            )
         return (
             f"it needs {request.num_tokens} tokens of the next forward and {capacity.free_tokens} of "
             f"max_batch_tokens={limit} are left; the admit after that has room"

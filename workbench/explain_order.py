@@ -20,6 +20,13 @@ class Explanation:
     """Ends the sentence that begins with the order."""
     change: str
     """A whole sentence: what would have to change for another order."""
+    now: str = ""
+    """``because`` of an iteration that has not begun; empty where it is said in the same words."""
+
+    @property
+    def because_now(self) -> str:
+        """Ends the sentence on an iteration to come."""
+        return self.now or self.because
 
 
 _OVERLAP_NEEDS = "An overlap admits nothing and moves no row before its forward is enqueued"
@@ -32,15 +39,18 @@ REASONS: dict[Reason, Explanation] = {
     Reason.STEADY_DECODE: Explanation(
         "all rows of the pending forward decode and nothing could be admitted",
         "It loses the overlap once a waiting request fits, the pending forward holds a prompt, or blocks run out.",
+        now="all rows of the pending forward decode and nothing can be admitted",
     ),
     Reason.NO_PENDING_FORWARD: Explanation(
         "no forward was pending, so there was nothing to sample: the first iteration, or one behind a drain or a pause",
         "It launches the forward that the next iteration finds pending.",
+        now="no forward is pending, so there is nothing to sample: it is the first, or comes behind a drain or a pause",
     ),
     Reason.PREFILL_PENDING: Explanation(
         "the pending forward held prompts, and their rows decode only once it is resolved",
         "It would overlap if the pending forward held decode rows only: the one it launched now does, unless a "
         "request was admitted.",
+        now="the pending forward holds prompts, and their rows decode only once it is resolved",
     ),
     Reason.CHUNK_IN_PROGRESS: Explanation(
         "a prompt is being read in chunks, and its next chunk has to be placed first",
@@ -53,26 +63,32 @@ REASONS: dict[Reason, Explanation] = {
     Reason.NOT_ENOUGH_BLOCKS: Explanation(
         "the free blocks did not suffice for the next token of every row",
         "It would overlap with more num_blocks, or once a row has ended and given its blocks back.",
+        now="the free blocks do not suffice for the next token of every row",
     ),
     Reason.HEAD_ADMISSIBLE: Explanation(
         "the head of the queue could be admitted, and async admits only when no forward is pending",
         f"{_OVERLAP_NEEDS}: it would overlap with an empty queue, or with a head that has to wait.",
+        now="the head of the queue can be admitted, and async admits only when no forward is pending",
     ),
     Reason.ALL_ROWS_ENDING: Explanation(
         "every row ends by length with the pending forward, so there was no next forward to launch",
         "It would overlap if one row had a token to come behind the pending one, or with launch_ending_rows=True.",
+        now="every row ends by length with the pending forward, so there is no next forward to launch",
     ),
     Reason.POLICY: Explanation(
         "the order policy refused an overlap that was legal",
         "It would overlap under another policy: Session(policy=engine.policy.prefer_overlap) is the default.",
+        now="the order policy refuses an overlap that is legal",
     ),
     Reason.MODE_SWITCH: Explanation(
         "the mode was about to change, and the pending forward is drained first",
         "The iteration behind it runs in the new mode.",
+        now="the mode is about to change, and the pending forward is drained first",
     ),
     Reason.NOTHING_TO_RUN: Explanation(
         "only requests that were aborted were left, and nothing was pending",
         "It would launch a forward if a request were live.",
+        now="only requests that were aborted are left, and nothing is pending",
     ),
 }
 
@@ -124,7 +140,7 @@ def explain_coming(index: int, order: Order, reason: Reason, state: OrderState) 
     """Of the iteration that would come next, its order known."""
     told = REASONS[reason]
     numbers = _numbers(state, reason)
-    return f"Iteration {index} would take {_order_text(order.label)} because {told.because}{numbers}. {told.change}"
+    return f"Iteration {index} would take {_order_text(order.label)} because {told.because_now}{numbers}. {told.change}"
 
 
 def _order_text(label: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from tracing.void_words import void_words
 from workbench.display import html_table, text_table
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _headline(past: PastIteration) -> str:
     record = past.record
     if record is None:
         return f"iteration {past.index}: in hand, or not recorded"
-    void = f", times void: {', '.join(record.void_reasons)}" if record.is_void else ""
+    void = f", times void: {void_words(record.void_reasons)}" if record.is_void else ""
     return f"iteration {past.index} {record.order} ({record.reason}), {record.duration_ns / 1e6:.3f} ms{void}"
 
 
@@ -106,7 +107,7 @@ def table_rows(table: TableImage) -> list[list[str]]:
         [
             str(row.row),
             row.request_id or "",
-            row.state,
+            row.standing,
             str(row.prompt_tokens),
             f"{row.output_tokens}/{row.max_tokens}",
             str(row.kv_len),

@@ -17,10 +17,10 @@ from engine.controller import Iteration
 from engine.engine import Engine
 from engine.plan import Plan, batch_rows_of
 from engine.request import Request
-from engine.results import PendingForward
+from engine.results import PendingForward, SampleResult
 from engine.staging import HostSlab
 from engine.table import RequestTable
-from workbench.snapshot import RowView
+from workbench.snapshot import RowView, progress_text
 
 Array = NDArray[Any]
 
@@ -59,6 +59,7 @@ class TableImage:
                 output_tokens=output[row],
                 max_tokens=most[row],
                 kv_len=kv_len[row],
+                progress=self._progress(row),
                 blocks=self.blocks(row),
             )
             for row, request_id in enumerate(self.request_ids)
@@ -78,6 +79,14 @@ class TableImage:
             return "paused"
         return "prefill" if self.columns["is_prefill"][row] else "decode"
 
+    def chunk(self, row: int) -> tuple[int, int, int]:
+        """Where a prefill row's present chunk begins and ends, and the length of its prompt."""
+        done, end, length = (int(self.columns[name][row]) for name in ("chunk_done", "chunk_end", "prompt_len"))
+        return done, end, length
+
+    def _progress(self, row: int) -> str:
+        return progress_text(*self.chunk(row)) if self.state(row) == "prefill" else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingImage:
@@ -93,8 +102,8 @@ class PendingImage:
 class StagedImage:
     """What one half of the step slab was staged with."""
 
-    half: str
-    """``A`` or ``B``."""
+    half: int
+    """0 or 1."""
     iteration: int
     request_ids: tuple[str, ...]
     batch_rows: Array
@@ -133,8 +142,8 @@ class Photographer:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._table: TableImage | None = None
-        self._halves: dict[int, str] = {}
-        self._staged: dict[str, StagedImage] = {}
+        self._halves: dict[int, int] = {}
+        self._staged: dict[int, StagedImage] = {}
         self._tokens: Mapping[str, int] = {}
 
     def take(self, iteration: Iteration, before: BorderImage | None) -> BorderImage:
@@ -161,7 +170,7 @@ class Photographer:
             num_waiting=engine.queue.num_waiting,
             staged=staged,
             overwritten=overwritten,
-            sampled=None if iteration.consumed is None else iteration.consumed.request_ids,
+            sampled=None if iteration.sampled is None else _sampled_ids(iteration.sampled),
             tokens=tokens,
             former_tokens=former,
             ended={request.request_id: request.finish_reason or "" for request in iteration.ended},
@@ -173,15 +182,15 @@ class Photographer:
         kept = {name: fields[name][: shape.num_rows].astype(np.int32) for name in ROW_FIELDS}
         kept |= {name: fields[name][: shape.num_tokens].astype(np.int32) for name in TOKEN_FIELDS}
         return StagedImage(
-            half=self._name_of(plan.half),
+            half=self._index_of(plan.half),
             iteration=iteration,
             request_ids=plan.request_ids,
             batch_rows=batch_rows_of(plan.dims, shape),
             fields=kept,
         )
 
-    def _name_of(self, half: HostSlab) -> str:
-        return self._halves.setdefault(id(half), "AB"[len(self._halves) % 2])
+    def _index_of(self, half: HostSlab) -> int:
+        return self._halves.setdefault(id(half), len(self._halves) % 2)
 
 
 def take_table(table: RequestTable, before: TableImage | None) -> TableImage:
@@ -232,6 +241,13 @@ def _pending_image(pending: PendingForward | None, before: PendingImage | None) 
     return PendingImage(
         iteration=pending.iteration, request_ids=pending.request_ids, table_rows=pending.table_rows.copy()
     )
+
+
+def _sampled_ids(sampled: SampleResult) -> tuple[str, ...]:
+    """Requests of the consumed forward but for one whose prompt is read in part: of that nothing is sampled."""
+    end = sampled.first_row + sampled.num_rows
+    rows = zip(sampled.pending.request_ids, sampled.pending.table_rows.tolist(), strict=True)
+    return tuple(request_id for request_id, row in rows if row < end)
 
 
 def _newest_tokens(iteration: Iteration) -> Mapping[str, int]:

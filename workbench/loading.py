@@ -11,6 +11,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.models.loader import LoadedModel, load_model
+from workbench.progress import waiting_line
 
 DEFAULT_MODEL = "smollm2"
 """What ``Session()`` loads until a model ships with the package."""
@@ -36,8 +37,13 @@ def check_device(config: EngineConfig) -> None:
         raise ConfigError("device='cuda' needs a CUDA GPU and a CUDA build of torch; use device='cpu' or 'inline'")
 
 
-def load_for(config: EngineConfig, model: str | Path | LoadedModel | None) -> LoadedModel:
+def load_for(config: EngineConfig, model: str | Path | LoadedModel | None, *, progress: bool = False) -> LoadedModel:
     """Load a model where and as ``config`` wants it; several engines may share it, for none changes it.
+
+    Args:
+        config: Where to, and with what precision.
+        model: What; one that is loaded is given back as it is.
+        progress: Show a line with the time it takes, in a notebook or on a terminal, if it takes longer than a second.
 
     Raises:
         ConfigError: the device is not there.
@@ -49,4 +55,6 @@ def load_for(config: EngineConfig, model: str | Path | LoadedModel | None) -> Lo
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     is_cuda = config.device == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
-    return load_model(model or DEFAULT_MODEL, attention=config.attention_backend, dtype=dtype, device=device)
+    name = model or DEFAULT_MODEL
+    with waiting_line(f"loading {name}", wanted=progress):
+        return load_model(name, attention=config.attention_backend, dtype=dtype, device=device)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _MUST_AGREE = ("model", "dtype", "vocab_size")
 _SHOULD_AGREE = ("block_size", "num_blocks", "max_requests", "max_batch_tokens", "max_sequence_length", "graphs",
-                 "launch_ending_rows", "sampling_backend", "attention_backend")  # fmt: skip
+                 "chunked_prefill", "launch_ending_rows", "sampling_backend", "attention_backend")  # fmt: skip
 _HEAD = ("phase", "recorded work µs", "recorded wait µs", "")
 
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import jinja2
 
-from tracing.analysis import summarise
+from tracing.analysis import disturbed_times, is_void_request, summarise
 from tracing.comparison import NO_SAMPLES, Row, comparison_notes, comparison_rows, format_value
 from tracing.records import PHASE_COLOURS, IterationRecord, RequestRecord, Span
 from tracing.summary import Summary
 from tracing.trace import Trace
+from tracing.void_words import void_words
 from workbench.documents import jsonable
 from workbench.report_border import border_input, find_borders, why_no_border
 from workbench.report_data import ORDER_COLOURS, initial_views, run_data
@@ -118,6 +119,7 @@ def render_report(
         notes=notes,
         facts=[*_given_facts(environment or {}), *_run_facts(runs)],
         runs=runs,
+        voids=[_why_void(run) for run in runs],
         headlines=[_cells(row) for row in rows if row.label in _HEADLINES],
         sections=_sections(rows),
         idle=[idle_groups(run.summary) for run in runs],
@@ -180,6 +182,17 @@ def _page_data(runs: Sequence[RunView]) -> dict[str, Any]:
             for run, view, trace, border in zip(runs, views, inputs, borders, strict=True)
         ],
     }
+
+
+def _why_void(run: RunView) -> list[str]:
+    """In words, one a request; empty where its times count. The same rule as in the summary."""
+    disturbed = disturbed_times(run.iterations)
+    return [
+        (void_words(request.void_reasons) or "a void iteration ran while it lived")
+        if is_void_request(request, disturbed)
+        else ""
+        for request in run.requests
+    ]
 
 
 def _embedded(data: Mapping[str, Any]) -> str:

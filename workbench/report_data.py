@@ -13,6 +13,7 @@ from typing import Any
 from tracing.blame import blame_bubbles
 from tracing.intervals import Interval, intersect, subtract
 from tracing.records import BatchInfo, Category, GraphUse, IterationRecord, Span
+from tracing.void_words import void_words
 from tracing.windows import device_union, host_work
 from workbench.report_border import Border
 from workbench.report_idle import blame_columns
@@ -163,7 +164,7 @@ def _iteration_entry(record: IterationRecord, origin: int) -> dict[str, Any]:
         "graph": _graph_text(record.graph),
         "tokens": record.new_tokens,
         "wasted": ", ".join(f"{cause} {count}" for cause, count in record.wasted_rows.items()),
-        "void": ", ".join(record.void_reasons),
+        "void": void_words(record.void_reasons),
     }
 
 

@@ -65,6 +65,7 @@ def add_compare_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--repeats", type=int, default=1, help="measured runs a leg (default: %(default)s)")
     parser.add_argument("--warmup", type=int, default=1, help="runs before them that do not count (default: 1)")
+    parser.add_argument("--all", action="store_true", help="print every metric and not only the main ones")
     add_config_flags(parser, without=("mode",))
 
 
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         check_target(args.save, overwrite=args.overwrite)
         check_folder("--save", Path(args.save).resolve().parent)
     with _only_json(args.json) as out:
-        loaded = load_for(config, args.model)
+        loaded = load_for(config, args.model, progress=True)
         workload = parse_workload(args.workload, vocab_size=loaded.vocab_size)
         clock = args.clock or _clock_of(workload.unit)
         _warn(workload.notes)
@@ -119,7 +120,7 @@ def compare_legs(args: argparse.Namespace) -> int:
         check_folders(args.save, names, overwrite=args.overwrite)
         check_folder("--save", args.save)
     with _only_json(args.json) as out:
-        loaded = load_for(config, args.model)
+        loaded = load_for(config, args.model, progress=True)
         workload = parse_workload(args.workload, vocab_size=loaded.vocab_size)
         _warn(workload.notes)
         comparison = compare(
@@ -140,7 +141,9 @@ def compare_legs(args: argparse.Namespace) -> int:
         if args.json:
             _print_json(out, comparison.to_dict())
         else:
-            print(comparison, file=out)
+            print(comparison.text(is_whole=args.all), file=out)
+            if not args.all:
+                print("--all prints every metric, with the spread over repeats and the orders' reasons", file=out)
             if args.repeats == 1:
                 print("1 run a leg: times vary by several per cent; use --repeats 5", file=out)
     has_failed = any(output.finish_reason == "error" for run in comparison.runs for output in run.outputs)

@@ -61,7 +61,7 @@ class Session(Submitting, Looking):
         clock: What arrivals are measured on: ``virtual``, ``iterations`` or ``wall``; see :mod:`workbench.clock`.
         policy: May refuse overlap where it is legal.
         recorder: The instrument; None makes one that is on.
-        progress: Show a bar while graphs are captured.
+        progress: Show, in a notebook or on a terminal, that weights are loaded and graphs captured; elsewhere nothing.
         **engine_options: Fields of :class:`engine.config.EngineConfig`; they win over ``config``.
 
     Raises:
@@ -78,14 +78,14 @@ class Session(Submitting, Looking):
         clock: str = "virtual",
         policy: OrderPolicy = prefer_overlap,
         recorder: Recorder | None = None,
-        progress: bool = False,
+        progress: bool = True,
         **engine_options: Any,
     ) -> None:
         self.config = session_config(config, mode, engine_options)
         own_clock = make_clock(clock, self._iterations_begun)
         self.recorder = recorder or Recorder(session_id=next(_session_ids))
         self.engine = Engine(
-            load_for(self.config, model),
+            load_for(self.config, model, progress=progress),
             self.config,
             recorder=self.recorder,
             policy=policy,
@@ -93,7 +93,7 @@ class Session(Submitting, Looking):
         )
         self._watch = BorderWatch(self.engine.controller.watch, is_inline=self.config.device == "inline")
         self.engine.controller.watch = self._watch
-        self._desk = Desk(self.engine, own_clock)
+        self._desk = Desk(self.engine, own_clock, lambda: self._driver.seat.is_taken)
         self._own = own_clock, policy
         self._changes = ChangeRecorder(self.engine)
         self.events = EventLog(self._iterations_begun)
@@ -307,7 +307,8 @@ class Session(Submitting, Looking):
             reason: The iteration took its order for this :class:`~engine.phases.Reason`.
             graph_miss: The iteration's forward runs eagerly although graphs are captured.
             bubble_longer_than_us: A longer bubble became known, in microseconds. Device work is known when it has
-                ended, so it is seen about an iteration late.
+                ended, so it is seen about an iteration late. Bubbles that began before this call, or before the session
+                was driven on after its last stop, do not count.
 
         Raises:
             SessionError: nothing is given, or it could never happen.
@@ -367,7 +368,13 @@ class Session(Submitting, Looking):
         return self.engine.failure
 
     def recover(self) -> None:
-        """Go on after a failed iteration; no token is lost or changed."""
+        """Go on after a failed iteration; no token is lost or changed.
+
+        Raises:
+            SessionError: nothing has failed.
+        """
+        if self.last_failure is None:
+            raise SessionError("recover: nothing has failed")
         self._background.cancel()
         self.engine.recover()
         self.events.tell("recovered", "every row is computed again from its tokens")
@@ -385,6 +392,7 @@ class Session(Submitting, Looking):
 
     def _clear(self) -> list[RequestOutput]:
         self._background.cancel()
+        self._driver.stopped = None
         outputs = self.engine.reset()
         self._desk.clear()
         self._watch.clear()

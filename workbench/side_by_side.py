@@ -8,11 +8,20 @@ from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from tracing.comparison import comparison_notes, reason_lines
+from tracing.comparison import ShownNumbers, comparison_notes, reason_lines
 from tracing.summary import Summary
 from tracing.trace import Trace
 from workbench.display import html_table
-from workbench.repeats import RepeatRow, find_row, format_repeats, repeat_notes, repeat_rows, table_cells, table_head
+from workbench.repeats import (
+    RepeatRow,
+    find_row,
+    format_few,
+    format_repeats,
+    repeat_notes,
+    repeat_rows,
+    table_cells,
+    table_head,
+)
 from workbench.report import RunView
 
 if TYPE_CHECKING:
@@ -21,6 +30,17 @@ if TYPE_CHECKING:
 
 _FIRST_METRICS = ("tokens/s", "step time p50")
 """Drawn of every comparison, repeat by repeat, beside the figures of single runs."""
+_SHORT = (
+    "tokens/s",
+    "TTFT p50",
+    "TPOT p50",
+    "step time p50",
+    "host work / iteration",
+    "hidden share",
+    "bubbles",
+    "graph hit rate",
+)
+"""What ``print`` shows; :meth:`SideBySide.table` has the rest."""
 
 
 class SideBySide(ABC):
@@ -69,13 +89,24 @@ class SideBySide(ABC):
     @property
     def notes(self) -> list[str]:
         """What must be known to read the table."""
-        told = comparison_notes(self._shown_summaries(), repeats=self.repeats)
+        told = comparison_notes(self._shown_summaries(), repeats=self.repeats, shown=self._shown_numbers())
         return [*self.conditions, *repeat_notes(self.names, self.repeats), *told]
 
     def table(self) -> str:
         """The legs side by side, one row a metric: median, spread over repeats, paired ratio with its interval."""
         reasons = reason_lines(self._shown_summaries())
         return "\n".join([format_repeats(self.names, self.rows, self.repeats), "", "orders and reasons", *reasons])
+
+    def short_table(self) -> str:
+        """The rows that matter most, of those for which a leg has numbers: medians and ratios."""
+        rows = [find_row(label, self.rows) for label in _SHORT]
+        return format_few(self.names, [row for row in rows if any(leg.known for leg in row.legs)])
+
+    def text(self, *, is_whole: bool = False) -> str:
+        """A table, whole or short, what became of the outputs, and what must be known to read it."""
+        table = self.table() if is_whole else self.short_table()
+        verdict = [self.verdict_text, *(f"  {line}" for line in self.verdict_lines)]
+        return "\n".join([table, "", *verdict, "", *self.notes])
 
     def figure(self, name: str, **options: Any) -> Figure:
         """One figure.
@@ -119,12 +150,16 @@ class SideBySide(ABC):
         figures = [figure.widget() for figure in self.figures(**options)]
         return VBox([HTML(self._repr_html_()), self.timelines(), *figures])
 
+    def _shown_numbers(self) -> ShownNumbers:
+        speeds, *medians = (find_row(label, self.rows) for label in ("tokens/s", "TTFT p50", "queue delay p50"))
+        speedup = [None if ratio is None else ratio.median for ratio in speeds.ratios]
+        return ShownNumbers(speedup, *([leg.median for leg in row.legs] for row in medians))
+
     def _shown_summaries(self) -> dict[str, Summary]:
         return {trace.name: trace.summary for trace in self.traces}
 
     def __str__(self) -> str:
-        lines = [self.table(), "", *self.notes, self.verdict_text]
-        return "\n".join([*lines, *(f"  {line}" for line in self.verdict_lines)])
+        return f"{self.text()}\nAll {len(self.rows)} rows are in table()."
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {', '.join(self.names)}: {self.verdict_text}>"

@@ -13,6 +13,7 @@ from engine.engine import Engine
 from engine.policy import overlap_refusal
 from engine.request import Request, RequestState
 from engine.results import PendingForward
+from engine.table import RequestTable
 from tracing.records import Category, Span, UnfinishedWork
 from workbench.arrivals import Submission
 from workbench.clock import Clock
@@ -51,6 +52,8 @@ class RowView:
     max_tokens: int = 0
     kv_len: int = 0
     """Cached tokens, those of a launched forward included."""
+    progress: str = ""
+    """How far its prompt is read with its present chunk, as ``256 of 513``; empty if it is read in one go, or read."""
     blocks: tuple[int, ...] = ()
     newest_token: int | None = None
     newest_text: str = ""
@@ -62,6 +65,11 @@ class RowView:
     def finished(self) -> bool:
         """Whether its request's end is known."""
         return self.finish_reason is not None
+
+    @property
+    def standing(self) -> str:
+        """How it ended, or else its state, with its progress."""
+        return self.finish_reason or f"{self.state} {self.progress}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,12 +241,25 @@ def row_view(engine: Engine, row: int) -> RowView:
         output_tokens=len(request.output_ids),
         max_tokens=request.max_new_tokens,
         kv_len=int(table.kv_len[row]),
+        progress=chunk_progress(table, row),
         blocks=tuple(table.block_ids[row, : table.block_count[row]].tolist()),
         newest_token=request.output_ids[-1] if request.output_ids else None,
         newest_text=_newest_text(engine, request),
         in_pending=pending is not None and row in pending.table_rows,
         finish_reason=request.finish_reason,
     )
+
+
+def chunk_progress(table: RequestTable, row: int) -> str:
+    """See :attr:`RowView.progress`."""
+    if not table.is_prefill[row]:
+        return ""
+    return progress_text(int(table.chunk_done[row]), int(table.chunk_end[row]), int(table.prompt_len[row]))
+
+
+def progress_text(done: int, end: int, length: int) -> str:
+    """Of a prompt of ``length`` tokens whose present chunk goes from ``done`` to ``end``; empty for all at once."""
+    return "" if (done, end) == (0, length) else f"{end} of {length}"
 
 
 def _newest_text(engine: Engine, request: Request) -> str:
@@ -283,10 +304,16 @@ def coming_views(coming: Sequence[Submission], clock: Clock) -> list[QueuedView]
             prompt_tokens=len(submission.prompt_ids),
             max_tokens=submission.params.max_tokens,
             arrival=submission.arrival,
-            why=f"arrives at {submission.arrival:.6g} {clock.unit}",
+            why=_comes_when(submission, clock),
         )
         for submission in coming
     ]
+
+
+def _comes_when(submission: Submission, clock: Clock) -> str:
+    if submission.loop is not None:
+        return f"enters when fewer than {submission.loop.limit} of its closed loop are live"
+    return f"arrives at {submission.arrival:.6g} {clock.unit}"
 
 
 def _blocks_view(engine: Engine) -> BlocksView:

@@ -54,15 +54,20 @@ class Submitting:
         self.events.tell("submitted", ", ".join(ids))
         return ids if is_many else ids[0]
 
-    def submit_workload(self, workload: Workload) -> list[str]:
+    def submit_workload(self, workload: Workload | str) -> list[str]:
         """Submit a workload that starts now; returns the ids.
 
+        Args:
+            workload: One, or its text as on the command line: ``fixed:requests=4,input=32,output=16``.
+
         Raises:
+            WorkloadError: it is neither, or the text does not fit.
             SessionError: its arrivals are counted in another unit than the session's clock.
             RequestError: one of its requests cannot be served; then none was handed in.
         """
-        ids = self._desk.submit_workload(workload)
-        self.events.tell("submitted", f"{workload.name}: {len(ids)} requests")
+        made = self._desk.as_workload(workload)
+        ids = self._desk.submit_workload(made)
+        self.events.tell("submitted", f"{made.name}: {len(ids)} requests")
         return ids
 
     def abort(self, request_id: str) -> bool:

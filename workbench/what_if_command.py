@@ -9,7 +9,7 @@ from typing import Any
 
 from tracing.run_folder import read_run
 from tracing.trace import Trace
-from workbench.nearby_runs import require_runs
+from workbench.nearby_runs import naming_runs
 from workbench.options import UsageError
 
 EXAMPLES = """\
@@ -44,8 +44,8 @@ def what_if_command(args: argparse.Namespace) -> int:
     scale, add_us = parse_changes(args.changes)
     if args.changes and args.iteration is not None:
         raise UsageError("--iteration is for the critical path; changes are replayed over the whole run")
-    require_runs([args.run])
-    trace = read_run(args.run)
+    with naming_runs([args.run]):
+        trace = read_run(args.run)
     try:
         found = trace.what_if(scale=scale, add_us=add_us) if args.changes else _path(trace, args.iteration)
     except ValueError as error:

@@ -99,14 +99,19 @@ class TestOverlap:
         text = printed(notebook)
 
         assert "ids and ends of 6 requests in 3 legs: 6 equal" in text
+        assert "hidden share" in text
+        assert text.count("mean step over") == 2
         steps = [float(ms) for ms in re.findall(r"mean overlap step +([\d.]+) ms", text)]
         assert len(steps) == 3
         assert steps[2] >= 12 > 8  # a slept resolve is longer than a slept forward
         assert "most of it: resolve on host" in text.splitlines()[-1]
         shown = [output.data for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
         assert sum("application/vnd.plotly.v1+json" in data for data in shown) == 2
-        assert sum("application/vnd.jupyter.widget-view+json" in data for data in shown) == 2  # timelines and panel
-        assert any("bubble longer than 1000 µs" in data["text/plain"] for data in shown)
+        widgets = sum("application/vnd.jupyter.widget-view+json" in data for data in shown)
+        assert widgets == 3  # the progress of the comparison, timelines and panel
+        (stop,) = [data["text/plain"] for data in shown if "bubble longer than 3000 µs" in data["text/plain"]]
+        (length_us,) = re.findall(r"a bubble of (\d+) µs", stop)
+        assert int(length_us) >= 3000, "the delayed resolve, and no bubble of the run before"
 
 
 class TestNsight:

@@ -66,6 +66,12 @@ class PanelPage:
         self.page.get_by_role("tab", name=name).click()
         self.settle()
 
+    def answer(self, command: str, text: str = "done", level: str = "info") -> None:
+        """The notice of a command, told while the session stands where ``panel_worlds.bar_view`` says."""
+        number = self.page.evaluate("() => (window.models.bar.state.notice.number || 0) + 1")
+        notice = {"number": number, "level": level, "text": text, "detail": "", "command": command}
+        self.set("notice", {**notice, "place": "1205 forward"})
+
     def point(self) -> None:
         """Move the pointer into the panel, over nothing that has a hint."""
         self.page.hover(".wb-headline")

@@ -32,7 +32,8 @@ TOKENS = [f"·{word}" for word in WORDS.split("·")]
 def bar_view(**changes: Any) -> BarView:
     view: BarView = {
         "state": "paused",
-        "headline": "iteration 1,204 overlap (decode rows only, nothing to admit): after sample, before forward",
+        "headline": "1,204 overlap · before forward (after sample)",
+        "place": "1205 forward",
         "stopped": "breakpoint 2 (before forward, for story-7): iteration 1,204 stands before forward",
         "model": "SmolLM2-135M",
         "device": "cpu",
@@ -239,7 +240,7 @@ def history_view(**changes: Any) -> HistoryPane:
             ["device", "11.8 ms"],
             ["sampled", "iteration 870: 4 decode rows"],
             ["launched", "64 tokens: 1 prefill row, 4 decode rows"],
-            ["ran as", "eager: holds prefill rows"],
+            ["ran", "eagerly: holds prefill rows"],
             ["new tokens", "4"],
             ["blocks free", "38 of 512"],
         ],
@@ -300,7 +301,14 @@ def everything() -> dict[str, Any]:
     return {
         "bar": bar_view(),
         "strip": strip_view(),
-        "notice": {"number": 3, "level": "info", "text": "breakpoint 2 is hit", "detail": ""},
+        "notice": {
+            "number": 3,
+            "level": "info",
+            "text": "breakpoint 2 is hit",
+            "detail": "",
+            "command": "",
+            "place": "1205 forward",
+        },
         "requests": requests_view(),
         "blocks": blocks_view(),
         "graphs": graphs_view(),

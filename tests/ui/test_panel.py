@@ -42,7 +42,6 @@ class TestControls:
             ("Step", "step", {}),
             ("Run", "run", {"n": None}),
             ("Pause", "pause", {}),
-            ("Restart", "restart", {}),
             ("mode legacy", "set_mode", {"mode": "legacy"}),
         ],
     )
@@ -76,13 +75,14 @@ class TestControls:
         assert page.page.get_by_label("Pace").input_value() == "2.5"
         assert "2.5 steps/s" in page.page.get_by_label("Pace").inner_text()
 
-    def test_reset_only_by_a_second_click(self, page: PanelPage) -> None:
-        page.button("Reset").click()
+    @pytest.mark.parametrize("name", ["Reset", "Restart"])
+    def test_drop_what_was_recorded_only_by_a_second_click(self, page: PanelPage, name: str) -> None:
+        page.button(name).click()
         assert page.commands() == []
         page.page.get_by_role("button", name="Sure?").click()
 
-        assert page.commands() == [("reset", {})]
-        assert page.button("Reset").is_visible()
+        assert page.commands() == [(name.lower(), {})]
+        assert page.button(name).is_visible()
 
     def test_forget_a_first_click_on_reset_after_a_while(self, page: PanelPage) -> None:
         page.page.clock.install()
@@ -126,6 +126,7 @@ class TestUntil:
         page.button("resolve").click()
 
         assert page.commands() == [("run_to", {"phase": "resolve"})]
+        page.answer("run_to")
         assert not page.page.locator(".wb-popover:popover-open").count()
 
     def test_runs_until_an_expression_is_true(self, page: PanelPage) -> None:
@@ -134,6 +135,21 @@ class TestUntil:
         page.press("Enter")
 
         assert page.commands() == [("run_until", {"expression": "s.row(0).output_tokens >= 8"})]
+
+    def test_stays_open_with_what_was_typed_and_the_reason_where_it_is_refused(self, page: PanelPage) -> None:
+        """A typo closed the popover, and why was said only in the bar."""
+        page.button("Until").click()
+        page.page.get_by_label("until this is true").fill("s.rwo(0)")
+        page.press("Enter")
+        page.answer("step", "the answer to something else")
+        page.answer("run_until", "no attribute 'rwo'", level="error")
+        opened = page.page.locator(".wb-popover:popover-open")
+
+        assert opened.locator(".wb-form-error").inner_text() == "✕ no attribute 'rwo'"
+        assert page.page.get_by_label("until this is true").input_value() == "s.rwo(0)"
+        page.press("Enter")
+        page.answer("run_until", "runs until")
+        assert opened.count() == 0
 
     def test_wants_an_expression(self, page: PanelPage) -> None:
         page.button("Until").click()
@@ -171,6 +187,7 @@ class TestSubmit:
                 },
             )
         ]
+        page.answer("submit", "submitted request-3")
         assert not page.page.locator(".wb-popover:popover-open").count()
 
     def test_is_handed_in_from_the_prompt_by_ctrl_enter_which_runs_no_cell(self, page: PanelPage) -> None:
@@ -243,12 +260,44 @@ class TestKeys:
         assert page.heard() == []
 
     def test_space_does_not_press_again_what_was_clicked_last(self, page: PanelPage) -> None:
-        """A clicked button that kept the focus would: Restart, then R, then Space to pause restarted once more."""
-        page.button("Restart").click()
+        """A clicked button that kept the focus would: Step, then R, then Space to pause stepped once more."""
+        page.button("Step").click()
         page.leave()
         page.press("r", " ")
 
-        assert [name for name, _ in page.commands()] == ["restart", "run", "pause"]
+        assert [name for name, _ in page.commands()] == ["step", "run", "pause"]
+
+    def test_are_taken_from_switches_thumbs_and_closed_lists_in_the_panel_but_for_space(self, page: PanelPage) -> None:
+        """S after a click on "record changes" did nothing: any field swallowed it."""
+        page.open_tab("Read / wrote")
+        page.page.get_by_label("record changes").focus()
+        page.press("s", " ")
+        assert page.commands() == [("step", {}), ("record_changes", {"wanted": False})]
+        page.open_tab("History")
+        for label in ("Iteration", "Pace"):
+            page.page.get_by_label(label, exact=True).focus()
+            page.press("p")
+            assert page.commands() == [("step_phase", {})], label
+        page.page.get_by_label("Go to iteration").focus()
+        page.press("p")
+        assert page.commands() == []
+
+    def test_say_that_they_go_to_an_editor_elsewhere_until_the_panel_is_clicked(self, page: PanelPage) -> None:
+        """Behind Shift+Enter the cursor is in the next cell: P was typed there, and nothing said so."""
+        words = page.page.get_by_text("Typing goes to the cell")
+        assert not words.is_visible()
+        page.page.focus("#elsewhere")
+        page.point()
+        assert words.is_visible()
+        words.click()
+        assert not words.is_visible()
+        page.page.focus("#elsewhere")
+        page.page.click(".wb-pane-requests .wb-left-out")
+        page.press("p")
+
+        assert not words.is_visible()
+        assert page.commands() == [("step_phase", {})]
+        assert page.page.input_value("#elsewhere") == ""
 
     def test_space_presses_a_button_that_tab_reached_and_pauses_once_it_means_nothing(self, page: PanelPage) -> None:
         page.button("Step").focus()
@@ -308,12 +357,31 @@ class TestNotice:
 
         assert page.page.inner_text(".wb-notice-text") == "breakpoint 2 is hit"
 
+    def test_grows_old_when_the_session_moves_on_without_the_panel(self, page: PanelPage) -> None:
+        """ "forward of iteration 3 ran" still stood there after a cell had run everything."""
+        page.answer("step_phase", "sample of iteration 1,204 ran")
+        page.set("bar", bar_view())
+        assert page.page.inner_text(".wb-notice-text") == "sample of iteration 1,204 ran"
+        page.set("bar", bar_view(place="1300", state="running"))
+        assert page.page.inner_text(".wb-notice-text") == "sample of iteration 1,204 ran"
+        page.set("bar", bar_view(place="1300", stopped="nothing is left to do"))
+
+        assert page.page.inner_text(".wb-notice-text") == ""
+        assert page.page.inner_text(".wb-rest") == "nothing is left to do"
+
+    def test_without_words_leaves_the_one_before(self, page: PanelPage) -> None:
+        page.answer("step", "iteration 1,204 ran")
+        page.answer("choose", "")
+
+        assert page.page.inner_text(".wb-notice-text") == "iteration 1,204 ran"
+
 
 class TestBar:
     def test_says_where_the_session_stands(self, page: PanelPage) -> None:
         assert page.page.inner_text(".wb-state > :last-child") == "paused"
         assert "before forward" in page.page.inner_text(".wb-headline")
-        assert "breakpoint 2" in page.page.inner_text(".wb-stopped")
+        page.set("notice", {})
+        assert "breakpoint 2" in page.page.inner_text(".wb-rest")
         assert page.page.inner_text(".wb-setup") == "SmolLM2-135M · cpu · clock wall 12.4 s · 1,205 begun"
         assert page.page.locator(".wb-badges li").all_inner_texts() == ["stepped: times void"]
 
@@ -336,7 +404,34 @@ class TestBar:
         assert page.page.locator(".wb-phase-name").all_inner_texts() == ["emit", "resolve"]
         page.set("strip", strip_view(is_in_hand=False, next_order="overlap: decode rows only", next_phase="prepare"))
 
-        assert page.page.inner_text(".wb-next") == "next: overlap: decode rows only, begins with prepare"
+        assert page.page.inner_text(".wb-strip-foot").startswith("Next, from prepare on: Iteration 1,204 takes overlap")
+
+    def test_strip_says_once_that_nothing_can_come(self, page: PanelPage) -> None:
+        words = "No request is live: submit one."
+        page.set("strip", strip_view(is_in_hand=False, next_order=words, next_phase=None, why=words))
+
+        assert page.page.inner_text(".wb-strip-foot") == words
+
+    def test_strip_without_an_order_has_no_colour_of_one(self, page: PanelPage) -> None:
+        """Behind Restart "no order yet" stood on the colour of the last order."""
+        background = "() => getComputedStyle(document.querySelector('.wb-order')).backgroundColor"
+        painted = page.page.evaluate(background)
+        page.set("strip", strip_view(order=None, colour="", phases=[], iteration=None))
+
+        assert page.page.inner_text(".wb-order") == "no order yet"
+        assert page.page.evaluate(background) != painted
+
+    def test_cuts_neither_the_place_nor_the_explanation_in_jupyterlab(self, browser: Any) -> None:
+        """The title lost "before resolve" behind its reason, and the explanation its last words."""
+        with panel_page(browser, everything(), width=870) as page:
+            cut = page.page.evaluate(
+                """() => [".wb-headline", ".wb-strip-title", ".wb-strip-foot", ".wb-id"].filter((name) =>
+                  [...document.querySelectorAll(name)].some((one) => {
+                    const box = one.closest("td") || one;
+                    return box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight;
+                  }))"""
+            )
+            assert cut == []
 
     def test_keeps_its_height_whatever_happens(self, page: PanelPage) -> None:
         def height() -> float:
@@ -422,6 +517,22 @@ class TestThemes:
 
 
 class TestPlace:
+    def test_shows_the_strip_and_the_first_requests_in_one_view_beside_a_timeline(self, browser: Any) -> None:
+        """The panel was 1,020 px high in a view of 680: strip and requests were never seen together."""
+        timeline = 215  # px: tests/ui/test_timeline.py measures it
+        with panel_page(browser, everything(), width=870) as page:
+            bar = page.page.locator(".wb-panel-bar").bounding_box()
+            panes = page.page.locator(".wb-panel-panes").bounding_box()
+            third = page.page.locator(".wb-pane-requests tbody tr").nth(2).bounding_box()
+
+            assert bar["height"] + timeline + third["y"] + third["height"] - panes["y"] <= 680
+            assert panes["height"] <= 350
+
+    def test_gives_a_few_requests_no_more_room_than_they_need(self, page: PanelPage) -> None:
+        page.set("requests", requests_view(rows=requests_view()["rows"][:2], left_out=0))
+
+        assert page.page.locator(".wb-area").bounding_box()["height"] < 100
+
     @pytest.mark.parametrize("width", [1280, 870, 640], ids=["1280", "in JupyterLab", "200 percent"])
     def test_needs_no_scrolling_sideways(self, browser: Any, width: int) -> None:
         with panel_page(browser, everything(), width=width) as page:

@@ -44,7 +44,7 @@ def cells(lab: Lab) -> list[str]:
 def test_keys_drive_the_panel_and_leave_the_notebook_alone(browser: Any, tmp_path: Path) -> None:
     with opened_lab(browser, tmp_path, CELLS) as lab:
         lab.run_all()
-        lab.page.wait_for_selector(".wb-panel-bar .wb-headline:text('iteration')")
+        lab.page.wait_for_selector(".wb-panel-bar .wb-headline:text('overlap')")
         before = cells(lab)
         lab.page.keyboard.press("Escape")  # the notebook has the focus and takes letters as commands
         lab.page.hover(".wb-headline")

@@ -315,7 +315,35 @@ class TestStops:
                 },
             )
         ]
+        page.answer("break_on", "breakpoint 9 is set")
         assert page.page.get_by_label("for request").input_value() == ""
+        assert page.button("Add breakpoint").is_disabled()
+
+    def test_keeps_what_was_refused_with_the_reason_under_it(self, page: PanelPage) -> None:
+        """A typo in the condition emptied the form, and why was said only in the bar, out of view."""
+        page.open_tab("Breakpoints")
+        page.page.get_by_label("when this is true").fill("s.rwo(0)")
+        page.button("Add breakpoint").click()
+        page.answer("break_on", "'Session' has no 'rwo'", level="error")
+        error = page.page.locator(".wb-stop-form .wb-form-error")
+
+        assert error.inner_text() == "✕ 'Session' has no 'rwo'"
+        assert page.page.get_by_label("when this is true").input_value() == "s.rwo(0)"
+        page.page.get_by_label("when this is true").press("End")
+        page.page.keyboard.type("!")
+        assert not error.is_visible()
+
+    def test_adds_none_that_names_nothing(self, page: PanelPage) -> None:
+        page.open_tab("Breakpoints")
+        add = page.button("Add breakpoint")
+        assert add.is_disabled()
+        add.click(force=True)
+        page.page.get_by_label("before phase").select_option("sample")
+        assert add.is_enabled()
+        page.page.get_by_label("before phase").select_option("any")
+
+        assert add.is_disabled()
+        assert page.commands() == []
 
     def test_leaves_open_what_was_not_filled_in(self, page: PanelPage) -> None:
         page.open_tab("Breakpoints")

@@ -68,7 +68,7 @@ class TestDriving:
         with opened_panel(browser, tmp_path, dark=dark) as lab:
             command(lab, "step_phase").click()
             lab.wait_for("session.engine.next_phase.value", "prepare")
-            lab.page.wait_for_selector(".wb-headline:text('after admit, before prepare')")
+            lab.page.wait_for_selector(".wb-headline:text('before prepare (after admit)')")
             command(lab, "step").click()
             lab.wait_for(IN_HAND, False)
             for _ in range(2):
@@ -76,7 +76,7 @@ class TestDriving:
             lab.wait_for(BEGUN, 3)
             command(lab, "step_phase").click()
             lab.wait_for("session.engine.next_phase.value", "sample")
-            lab.page.wait_for_selector(".wb-headline:text('iteration 3 overlap')")
+            lab.page.wait_for_selector(".wb-headline:text('3 overlap')")
 
             keep_shot(lab.page, f"panel-{'dark' if dark else 'light'}")
             assert lab.page.get_attribute(".wb-timeline", "data-theme") == ("dark" if dark else "light")

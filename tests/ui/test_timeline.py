@@ -404,6 +404,23 @@ class TestView:
         begin, end = page.view()
         assert end - begin >= 199
 
+    def test_of_runs_that_have_ended_is_all_of_them_until_a_person_looks_closer(self, browser: Any) -> None:
+        """They opened on the tail of the longest, as a run that goes on does."""
+        with timeline_page(browser, traits={"follow": False}) as page:
+            trace = trace_of(20)
+            views = [RunView(name, tuple(trace.recorded), tuple(trace.records)) for name in ("one", "other")]
+            messages = run_messages(views, MANY)
+            page.deliver(messages)
+            begin, end = page.view()
+            assert begin <= 0
+            assert end >= 19 * STEP
+            page.page.focus("canvas")
+            page.press("+")
+            length = page.view()[1] - page.view()[0]
+            page.deliver(messages)
+
+            assert page.view()[1] - page.view()[0] == pytest.approx(length)
+
 
 class TestFollow:
     def test_keeps_the_newest_at_the_right(self, page: StubPage) -> None:
@@ -566,6 +583,24 @@ class TestThemes:
 
         assert inks == ["#000000", "#ffffff", "#ffffff", "#000000"]
 
+    def test_of_another_page_are_painted_when_it_comes_into_view(self, page: StubPage) -> None:
+        """Drawn in a hidden tab while the theme changed, it stayed blank until somebody pointed at it."""
+        fill(page, 3)
+        page.page.evaluate("() => { document.querySelector('.wb-timeline').style.display = 'none'; }")
+        page.settle()
+        page.page.evaluate(
+            """() => {
+              const { look, canvas } = window.timeline;
+              look.page = "#123456";  // as if made under another theme
+              canvas.width = 1;
+              document.querySelector(".wb-timeline").style.display = "";
+            }"""
+        )
+        page.page.wait_for_function("() => window.timeline.look.page !== '#123456'", timeout=5_000)
+        page.settle()
+
+        assert page.colour("host", STEP + 50 * US) == PHASE_COLOURS["prepare"]
+
 
 class TestAccess:
     def test_an_empty_timeline_says_what_to_do(self, browser: Any) -> None:
@@ -574,6 +609,25 @@ class TestAccess:
             assert page.text(".wb-notice") == "Run something."
             fill(page, 1)
             assert page.text(".wb-notice") == ""
+
+    def test_an_empty_timeline_in_a_panel_names_the_panels_keys(self, page: StubPage) -> None:
+        """It told a person before the buttons to type session.step_phase()."""
+        page.page.evaluate("() => document.body.classList.add('wb-panel-whole')")
+        page.set("hint", "Nothing has run yet. session.step_phase() runs one phase.")
+
+        assert page.text(".wb-notice").startswith("Nothing has run yet: P runs one phase, S one iteration, R all")
+
+    def test_takes_little_room_and_none_for_what_is_not_selected(self, browser: Any) -> None:
+        with timeline_page(browser, width=870) as page:
+            fill(page, 3)
+            root, more = page.page.locator(".wb-timeline"), page.page.get_by_role("button", name="…")
+            low = root.bounding_box()["height"]
+            assert low <= 215
+            more.click()
+            assert page.page.locator(".wb-legend").bounding_box()["height"] > 30
+            more.click()
+            page.set("selected_iteration", 1)
+            assert root.bounding_box()["height"] > low
 
     def test_the_picture_is_told_in_words_too(self, page: StubPage) -> None:
         fill(page, 10)

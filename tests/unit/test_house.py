@@ -339,7 +339,7 @@ class TestStripNotebooks:
         assert clean["cells"][1]["source"] == ["1 + 1"]
         assert clean["cells"][1]["outputs"] == []
         assert clean["cells"][1]["execution_count"] is None
-        assert clean["metadata"] == {"kernelspec": {"name": "python3"}}
+        assert clean["metadata"] == strip_notebooks.LAB_METADATA
 
     def test_leaves_a_clean_notebook_byte_for_byte(self) -> None:
         clean = strip_notebooks.stripped(json.dumps(self.notebook))

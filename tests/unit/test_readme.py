@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
 from engine import EngineConfig, Order, Reason, SamplingParams
 from engine.engine import Engine
 from engine.models.loader import load_model
+from workbench import loading
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
@@ -64,6 +66,18 @@ class TestReadme:
 
         assert reasons[Reason.POLICY.name.lower()] > 0
         assert engine.counters.orders[Order.OVERLAP.label] > 0
+
+    def test_comparing_three_legs_prints_a_table_and_a_prediction(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        code = block_with("from workbench import compare")
+        monkeypatch.setattr(loading, "DEFAULT_MODEL", "oracle")
+        exec(compile(code.replace("repeats=5", "repeats=2"), "README.md", "exec"), {})
+        shown = capsys.readouterr().out
+
+        assert "async without overlap" in shown
+        assert "tokens/s" in shown
+        assert "if device forward × 0.5: mean step" in shown
 
     def test_unknown_architectures_point_to_the_section_that_exists(self) -> None:
         assert "\n## Your model\n" in README

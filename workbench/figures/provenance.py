@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tracing.trace import Trace
+from tracing.void_words import void_word
 from workbench.documents import jsonable
 from workbench.repeats import shared
 
@@ -61,8 +62,8 @@ class RunSource:
 
     @property
     def void_text(self) -> str:
-        """``12 of 300 (hand_stepped 12)``."""
-        reasons = ", ".join(f"{reason} {count}" for reason, count in self.void_reasons.items())
+        """``12 of 300 (12 × slowed down by pace_s)``."""
+        reasons = ", ".join(f"{count} × {void_word(reason)}" for reason, count in self.void_reasons.items())
         return f"{self.num_void:,} of {self.num_iterations:,}" + (f" ({reasons})" if reasons else "")
 
 

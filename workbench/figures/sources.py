@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from tracing.records import TRACE_EDGE
 from tracing.trace import Trace
+from tracing.void_words import void_word
 from workbench.figures.errors import FigureError
 
 
@@ -67,6 +68,7 @@ _REMEDIES = {
     "device_read": "run without reading device values",
     "invariants": "run with debug_invariants=False",
     "inline_device": "the inline device has no time of its own: use device='cpu' or 'cuda'",
+    "resumed": "let it run without pauses: session.run()",
     "changes_recorded": "set session.record_changes = False",
     "event_loop": "use session.run() instead of a run in the background",
     TRACE_EDGE: "let the session run to its end",
@@ -89,4 +91,5 @@ def why_empty(traces: Sequence[Trace], otherwise: str) -> str:
     reasons = Counter(reason for record in records for reason in record.void_reasons)
     reason, _ = reasons.most_common(1)[0]
     remedy = _REMEDIES.get(reason, "run again without what caused that")
-    return f"All {len(records):,} iterations are void ({reason}): their times mean nothing. To have some, {remedy}."
+    void = f"All {len(records):,} iterations are void ({void_word(reason)})"
+    return f"{void}: their times mean nothing. To have some, {remedy}."

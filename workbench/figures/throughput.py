@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tracing.trace import Trace
 from workbench.figures.chart import Axes, Chart, Mark, Series, run_colour
 from workbench.figures.sources import why_empty
-from workbench.figures.windows import windows_of
+from workbench.figures.windows import pauses_in, windows_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,7 +20,8 @@ def throughput_table(traces: Sequence[Trace], window: int | None = None) -> pa.T
     Columns ``run``, ``stretch``, ``first_iteration``, ``last_iteration``, ``start_ns`` and ``end_ns`` after the run's
     first iteration began, ``new_tokens``, ``tokens_per_s``. Windows of one stretch adjoin.
 
-    Tokens over time, summed over a run's rows, is its ``tokens/s``.
+    Tokens over time, summed over a run's rows, is its ``tokens/s``; of a run that somebody held and ran on it is more,
+    for time in which nobody ran the engine is in no window.
     """
     import pyarrow as pa
 
@@ -39,7 +40,8 @@ def throughput_table(traces: Sequence[Trace], window: int | None = None) -> pa.T
 def _rows(trace: Trace, length: int | None) -> list[dict[str, object]]:
     iterations = trace.records.iterations
     rows: list[dict[str, object]] = []
-    for window in windows_of(iterations, length):
+    pauses = pauses_in(trace.records.spans, iterations)
+    for window in windows_of(iterations, length, pauses):
         tokens, time_ns = sum(record.new_tokens for record in window.records), window.end_ns - window.start_ns
         rows.append(
             {
@@ -57,7 +59,7 @@ def _rows(trace: Trace, length: int | None) -> list[dict[str, object]]:
 
 
 def throughput_chart(table: pa.Table, traces: Sequence[Trace]) -> Chart:
-    """A line a run, broken where time was not measured."""
+    """A line a run, broken where time was not measured and where nobody ran the engine."""
     series = tuple(_line(table, place, trace.name) for place, trace in enumerate(traces))
     axes = Axes(title="", x_title="time since the run's first iteration (s)", y_title="tokens/s", series=series)
     hint = why_empty(traces, "No iteration has given a token yet. Let the session run: session.run().")

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from workbench.panel.messages import COMMANDS, BadgeView, BarView
+from workbench.panel.notices import place_of
+from workbench.panel.stops_view import stop_in_hand
 from workbench.panel.switch_text import other_mode, switch_text
-from workbench.snapshot import headline
-from workbench.stops import Stop
+from workbench.snapshot import failure_text
 from workbench.watch import debugger_attached
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ def bar_view(session: Session) -> BarView:
     wanted = engine.controller.wanted_mode
     return BarView(
         state=session_state(session),
-        headline=headline(engine, session._watch.last, len(session._desk.arrivals)),
-        stopped=_stopped_text(session.stopped),
+        headline=place_text(session),
+        place=place_of(session),
+        stopped=_stopped_text(session),
         model=engine.loaded.name,
         device=engine.device.kind,
         clock=f"{clock.name} {clock.now():.6g} {clock.unit}",
@@ -44,7 +46,24 @@ def session_state(session: Session) -> State:
     return "closed" if session.engine.is_closed else _STATES[session.state]
 
 
-def _stopped_text(stopped: Stop | None) -> str:
+def place_text(session: Session) -> str:
+    """Where the engine stands, in a line whose end may be cut off."""
+    engine, last = session.engine, session._watch.last
+    failure, next_phase = failure_text(engine), engine.next_phase
+    if failure is not None:
+        return f"failed: {failure}"
+    if last is not None and engine.in_hand is not None and next_phase is not None:
+        behind = session._watch.behind
+        after = "" if behind is None else f" (after {behind.value})"
+        return f"{last.index} {last.order.label} · before {next_phase.value}{after}"
+    num_waiting = engine.queue.num_waiting + len(session._desk.arrivals)
+    return f"between iterations · {engine.table.num_live} running, {num_waiting} waiting"
+
+
+def _stopped_text(session: Session) -> str:
+    if session.state == "failed":
+        return ""  # the headline says it
+    stopped = stop_in_hand(session)
     return "" if stopped is None else stopped.text
 
 

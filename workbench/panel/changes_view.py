@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.phases import Phase
 from tracing.records import PHASE_COLOURS
@@ -13,6 +13,7 @@ from workbench.history import CAPACITY, RecordedIteration
 from workbench.history_view import value_text
 from workbench.panel.hues import hue_of
 from workbench.panel.messages import ChangesPane, PhaseCard, ValueCell
+from workbench.panel.token_texts import TokenTexts
 
 if TYPE_CHECKING:
     from workbench.session import Session
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 MOST_VALUES = 64
 """Values shown of what a phase read, and of what it wrote."""
 _EVERYBODY = -1
+_OF_TOKENS = ("newest token", "sampled id", "token_ids")
+"""How names of values end that are token ids."""
 
 
 class PhaseCards:
@@ -29,6 +32,7 @@ class PhaseCards:
         self._session = session
         self._images: RecordedIteration | None = None
         self._cards: dict[Phase, PhaseCard] = {}
+        self._texts = TokenTexts(session.engine.loaded.tokenizer)
 
     def view(self, chosen: int | None = None, device_value: str = "") -> ChangesPane:
         """Of iteration ``chosen``; None: of the one in hand, or else of the newest that was recorded.
@@ -60,8 +64,48 @@ class PhaseCards:
             self._images, self._cards = images, {}
         for phase in tuple(images.behind):
             if phase not in self._cards:
-                self._cards[phase] = _card(self._session, images.changes(phase))
+                self._cards[phase] = self._card(images.changes(phase))
         return [self._cards[phase] for phase in images.behind]
+
+    def _card(self, changes: PhaseChanges) -> PhaseCard:
+        return PhaseCard(
+            phase=changes.phase,
+            colour=PHASE_COLOURS[changes.phase],
+            read=[self._read_cell(one) for one in changes.read[:MOST_VALUES]],
+            wrote=[self._written_cell(one) for one in changes.wrote[:MOST_VALUES]],
+            enqueued=list(changes.enqueued),
+            left_out=_hidden(changes.read) + _hidden(changes.wrote),
+        )
+
+    def _read_cell(self, one: Reading) -> ValueCell:
+        return ValueCell(
+            name=one.name,
+            request_id=one.request_id or "",
+            hue=_hue(self._session, one.request_id),
+            old="",
+            new=self._text(one.name, one.value),
+            is_stale=one.is_stale,
+            note=one.note,
+        )
+
+    def _written_cell(self, one: Change) -> ValueCell:
+        return ValueCell(
+            name=one.name,
+            request_id=one.request_id or "",
+            hue=_hue(self._session, one.request_id),
+            old="" if one.old is None else self._text(one.name, one.old),
+            new=self._text(one.name, one.new),
+            is_stale=one.old_is_stale,
+            note=one.note,
+        )
+
+    def _text(self, name: str, value: Any) -> str:
+        """A value in a few characters; token ids with their text beside them, where a tokenizer knows it."""
+        if not name.endswith(_OF_TOKENS) or self._session.engine.loaded.tokenizer is None:
+            return value_text(value)
+        if isinstance(value, tuple):
+            return value_text(tuple(f"{one} {self._texts.of(one)!r}" for one in value))
+        return f"{value} {self._texts.of(value)!r}" if isinstance(value, int) else value_text(value)
 
 
 def readable_now(session: Session) -> list[str]:
@@ -86,46 +130,13 @@ def _hint(session: Session, chosen: int | None) -> str:
         )
     if chosen is not None:
         return f"Iteration {chosen} was not recorded, or is older than the newest {CAPACITY} that are kept."
-    return "Recording begins with the next iteration: step a phase."
-
-
-def _card(session: Session, changes: PhaseChanges) -> PhaseCard:
-    return PhaseCard(
-        phase=changes.phase,
-        colour=PHASE_COLOURS[changes.phase],
-        read=[_read_cell(session, one) for one in changes.read[:MOST_VALUES]],
-        wrote=[_written_cell(session, one) for one in changes.wrote[:MOST_VALUES]],
-        enqueued=list(changes.enqueued),
-        left_out=_hidden(changes.read) + _hidden(changes.wrote),
-    )
+    if session.engine.in_hand is not None:
+        return "The iteration in hand is not recorded: recording begins with the next one. Step (S) ends this one."
+    return "Nothing is recorded yet: Phase (P) runs the first phase of the next iteration, and shows it here."
 
 
 def _hidden(values: Sequence[object]) -> int:
     return max(0, len(values) - MOST_VALUES)
-
-
-def _read_cell(session: Session, one: Reading) -> ValueCell:
-    return ValueCell(
-        name=one.name,
-        request_id=one.request_id or "",
-        hue=_hue(session, one.request_id),
-        old="",
-        new=value_text(one.value),
-        is_stale=one.is_stale,
-        note=one.note,
-    )
-
-
-def _written_cell(session: Session, one: Change) -> ValueCell:
-    return ValueCell(
-        name=one.name,
-        request_id=one.request_id or "",
-        hue=_hue(session, one.request_id),
-        old="" if one.old is None else value_text(one.old),
-        new=value_text(one.new),
-        is_stale=one.old_is_stale,
-        note=one.note,
-    )
 
 
 def _hue(session: Session, request_id: str | None) -> int:

@@ -67,8 +67,9 @@ def _why_none(session: Session) -> str | None:
         return "The session is closed: make a new one."
     if engine.failure is not None:
         return "An iteration has failed: recover() computes every row again from its tokens, reset() drops all."
-    if len(desk.arrivals):
-        first = desk.arrivals.coming[0]
-        if not engine.has_unfinished() or first.arrival <= desk.clock.now():
-            return f"{first.request_id} arrives first, at {first.arrival:.6g} {desk.clock.unit}."
+    first = desk.arrivals.first
+    if first is not None and (not engine.has_unfinished() or first.arrival <= desk.clock.now()):
+        if first.loop is not None:
+            return f"{first.request_id} is let in first, by its closed loop."
+        return f"{first.request_id} arrives first, at {first.arrival:.6g} {desk.clock.unit}."
     return None if engine.has_unfinished() else "No request is live: submit one."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -87,9 +88,9 @@ class Commands:
             given = Arguments(name, args)
             if self._session.engine.is_closed and given.command not in _WHEN_CLOSED:
                 raise CommandError(f"{given.command}: the session is closed; make a new one")
-            return self._notices.info(self._does[given.command](given))
+            return self._notices.info(self._does[given.command](given), given.command)
         except Exception as error:
-            return self._notices.failure(error)
+            return self._notices.failure(error, name)
 
     def _ended(self, result: RunOutcome | BaseException) -> None:
         """A run in the background ended."""
@@ -248,11 +249,12 @@ class Commands:
         if index is not None:
             self._session.history[index]  # says why it is not there
         self.chosen = index
-        return "follows the newest iteration" if index is None else f"shows iteration {index}"
+        return ""  # every view shows it
 
     def _save(self, given: Arguments) -> str:
         folder = given.required_text("folder", "runs/mine")
-        return f"saved in {self._session.save(folder.strip()).resolve()}"
+        saved = self._session.save(folder.strip()).resolve()
+        return f"saved; in a terminal: workbench report {shlex.quote(str(saved))}"
 
     # -- breakpoints -----------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tracing.analysis import iteration_table
 from tracing.records import BatchInfo, IterationRecord, Span
 from tracing.summary import IterationTimes
+from tracing.void_words import void_words
 from workbench.explain_order import explain_record
 from workbench.history_view import TABLE_HEAD, table_rows, value_text
 from workbench.panel.messages import HistoryPane
@@ -91,11 +92,12 @@ def _what(record: IterationRecord) -> Rows:
         ["mode", record.mode],
         ["sampled", _batch_text(record.consumed)],
         ["launched", _batch_text(record.launched)],
-        ["ran as", _graph_text(record)],
+        ["ran", _graph_text(record)],
         ["padding", f"{0 if record.graph is None else record.graph.padding_tokens} tokens"],
         ["new tokens", str(record.new_tokens)],
         ["outputs", str(record.outputs)],
-        ["rows released, moved", f"{record.rows_released}, {record.rows_moved}"],
+        ["rows released", str(record.rows_released)],
+        ["rows moved", str(record.rows_moved)],
         ["rows wasted", _wasted_text(record)],
         ["at its end", f"{record.num_active} running, {record.num_waiting} waiting, {record.free_blocks} blocks free"],
     ]
@@ -110,7 +112,7 @@ def _times(record: IterationRecord, spans: Sequence[Span]) -> Rows:
         ["wait", _ms(times.wait_ns)],
         ["between phases", _ms(times.other_ns)],
     ]
-    return [*rows, ["times are void", ", ".join(record.void_reasons)]] if record.is_void else rows
+    return [*rows, ["times are void", void_words(record.void_reasons)]] if record.is_void else rows
 
 
 def _device_rows(record: IterationRecord, times: IterationTimes, spans: Sequence[Span]) -> Rows:
@@ -143,8 +145,8 @@ def _graph_text(record: IterationRecord) -> str:
     if use is None:
         return "no forward"
     if use.dims is None:
-        return f"{use.label}: {use.miss_reason}"
-    return f"{use.label} of {use.dims[0]} tokens, {use.dims[1]} prefill and {use.dims[2]} decode rows"
+        return f"eagerly: {use.miss_reason}"
+    return f"as {use.label} of {use.dims[0]} tokens, {use.dims[1]} prefill and {use.dims[2]} decode rows"
 
 
 def _wasted_text(record: IterationRecord) -> str:

@@ -17,9 +17,11 @@ class BarView(TypedDict):
 
     state: Literal["running", "paused", "finished", "failed", "closed"]
     headline: str
-    """One line: :attr:`workbench.snapshot.Snapshot.headline`."""
+    """Where the engine stands, the place first; the order's reason is the strip's."""
+    place: str
+    """The same for :attr:`Notice.place`: differs once the session has moved on."""
     stopped: str
-    """Why the last run stopped; empty if none did."""
+    """Why the last run stopped, while the session still stands there; else empty."""
     model: str
     device: str
     clock: str
@@ -117,12 +119,14 @@ class RequestRow(TypedDict):
     num_new: int
     """How many of ``tokens`` came with the iteration that resolved last."""
     why: str
-    """Why it waits, or how it ended; empty while it runs."""
+    """Why it waits, how far its prompt is read in chunks, or how it ended; empty while it runs otherwise."""
     queue_ms: float | None
     ttft_ms: float | None
     tpot_ms: float | None
     is_void: bool
-    """Whether a person's stepping is in its times."""
+    """Whether its times do not count."""
+    why_void: str
+    """Why they do not, in words; empty where they do."""
     can_abort: bool
 
 
@@ -293,15 +297,19 @@ class LogPane(TypedDict):
 
 
 class Notice(TypedDict):
-    """What a command had to say, shown under the bar until the next one."""
+    """What a command had to say, shown under the bar until the next one, or until the session moves on without it."""
 
     number: int
     """Rises with each, so that the same text twice is seen twice."""
     level: Literal["info", "error"]
     text: str
-    """One line."""
+    """One line; empty where what was done shows itself: then the notice before stays."""
     detail: str
     """A traceback where the engine failed; empty otherwise."""
+    command: str
+    """What it answers: one of :data:`COMMANDS`; empty for a run in the background that ended."""
+    place: str
+    """Where the session stood: :attr:`BarView.place` then."""
 
 
 class Command(TypedDict):

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from engine.request import Request, RequestState
+from engine.table import RequestTable
+from tracing.void_words import void_words
 from workbench.arrivals import Submission
 from workbench.panel.hues import hue_of
 from workbench.panel.messages import RequestRow, RequestsView
 from workbench.panel.token_tails import TokenTails
-from workbench.snapshot import QueuedView, coming_views, queue_views
+from workbench.snapshot import QueuedView, chunk_progress, coming_views, queue_views
 
 if TYPE_CHECKING:
     from workbench.session import Session
@@ -48,7 +50,7 @@ class RequestRows:
         self._num_tokens = max(_LEAST_TOKENS, min(MOST_TOKENS, _ALL_TOKENS // max(1, num_open + len(ended))))
         rows: list[RequestRow] = []
         for request in running[:limit]:
-            rows.append(self._known_row(request, _abort_text(request)))
+            rows.append(self._known_row(request, _running_text(engine.table, request)))
         waiting = dict(zip((one.request_id for one in queued), engine.queue.waiting, strict=True))
         for one in queued[: limit - len(rows)]:
             rows.append(self._known_row(waiting[one.request_id], one.why))
@@ -125,6 +127,7 @@ class RequestRows:
             ttft_ms=None,
             tpot_ms=None,
             is_void=False,
+            why_void="",
             can_abort=can_abort,
         )
 
@@ -132,6 +135,7 @@ class RequestRows:
         engine = self._session.engine
         table, row, pending = engine.table, request.row, engine.pending
         output_ids, times = request.output_ids, request.timings
+        reasons = self._void_reasons(request)
         has_row = row is not None and request.state is not RequestState.FINISHED
         return RequestRow(
             request_id=request.request_id,
@@ -150,7 +154,8 @@ class RequestRows:
             queue_ms=_ms(times.arrival_ns, times.admitted_ns),
             ttft_ms=_ms(times.arrival_ns, times.first_token_ns),
             tpot_ms=_ms(times.first_token_ns, times.finished_ns, over=len(output_ids) - 1),
-            is_void=self._is_void(request),
+            is_void=bool(reasons),
+            why_void=void_words(reasons),
             can_abort=not engine.is_closed and request.finish_reason is None and not request.abort_requested,
         )
 
@@ -158,11 +163,12 @@ class RequestRows:
         """A stop string may have taken the newest token back."""
         return int(request.key in self._advanced and bool(request.output_ids))
 
-    def _is_void(self, request: Request) -> bool:
+    def _void_reasons(self, request: Request) -> list[str]:
         """An iteration in hand marks its requests only when it ends."""
         current = self._session.engine.in_hand
         is_live = request.state is not RequestState.FINISHED
-        return bool(request.void_reasons) or (is_live and current is not None and bool(current.void_reasons))
+        in_hand = current.void_reasons if is_live and current is not None else frozenset()
+        return sorted(request.void_reasons | in_hand)
 
 
 def _settled(request: Request | None) -> int | None:
@@ -176,8 +182,12 @@ def _ms(begin_ns: int | None, end_ns: int | None, *, over: int = 1) -> float | N
     return round((end_ns - begin_ns) / over / 1e6, 4)
 
 
-def _abort_text(request: Request) -> str:
-    return "aborted; the next admit or resolve ends it" if request.abort_requested else ""
+def _running_text(table: RequestTable, request: Request) -> str:
+    """Of a request with a row: that it is to end, or how far its prompt is read."""
+    if request.abort_requested:
+        return "aborted; the next admit or resolve ends it"
+    progress = chunk_progress(table, request.row) if request.row is not None else ""
+    return progress and f"prefill {progress}"
 
 
 def end_text(request: Request) -> str:

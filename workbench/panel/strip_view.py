@@ -134,5 +134,6 @@ def _forward(engine: Engine, role: Literal["sampled", "pending"], forward: Pendi
     padding = f" and {view.padding_tokens} of padding" if view.padding_tokens else ""
     dropped = view.table_rows.count(-1)
     wasted = f", {dropped} for nothing" if dropped else ""
-    text = f"{' and '.join(kinds)} {rows}, {view.num_tokens} tokens{padding}{wasted}, {view.ran_as}"
+    tokens = "token" if view.num_tokens == 1 else "tokens"
+    text = f"{' and '.join(kinds)} {rows}, {view.num_tokens} {tokens}{padding}{wasted}, {view.ran_as}"
     return ForwardCell(role=role, iteration=view.iteration, text=text)

@@ -18,13 +18,13 @@ class Bar extends Part {
     this.modes = new ModeSwitch(this);
     this.notice = new NoticeLine(REST);
     this.strip = new Strip();
-    this.buttons.row.append(make("span", { className: "wb-group" }, this.modes.group), this.buttons.tail);
-    this.root.prepend(this.head(), this.buttons.row, this.notice.box, this.strip.box);
-    this.keys = new PanelKeys(this, (key, isRepeat) => this.pressed(key, isRepeat));
+    this.buttons.row.append(make("span", { className: "wb-group" }, this.modes.group));
+    this.root.prepend(this.head(), this.buttons.row, make("div", { className: "wb-second" }, this.notice.line, this.buttons.tail), this.notice.detail, this.strip.box);
+    this.keys = new PanelKeys(this, (key, isRepeat) => this.pressed(key, isRepeat), (isTyping) => this.notice.tellTyping(isTyping));
     this.follow("phases", (names) => this.buttons.setPhases(names));
     this.follow("key_map", (keys) => this.buttons.nameKeys(keys));
     this.follow("pace", (per_s) => this.buttons.showPace(per_s));
-    this.follow("notice", (notice) => this.notice.show(notice));
+    this.follow("notice", (notice) => { this.notice.hear(notice); this.tellNotice(notice); });
     this.follow("strip", (view) => this.strip.show(view));
     this.follow("bar", (view) => this.show(view));
     this.root.panelBar = this;
@@ -33,12 +33,10 @@ class Bar extends Part {
   head() {
     this.state = make("span", { className: "wb-state" }, make("span", { attributes: { "aria-hidden": "true" } }), make("span"));
     this.headline = make("span", { className: "wb-headline" });
-    this.stopped = make("div", { className: "wb-stopped" });
-    this.setup = make("div", { className: "wb-setup" });
+    this.setup = make("span", { className: "wb-setup" });
     this.badges = make("ul", { className: "wb-badges", attributes: { "aria-label": "Warnings" } });
     return make("div", { className: "wb-head" },
-      this.state, make("div", { className: "wb-lines" }, this.headline, this.stopped),
-      make("div", { className: "wb-lines wb-right" }, this.setup, this.badges));
+      this.state, this.headline, this.badges, this.setup);
   }
 
   show(view) {
@@ -47,8 +45,9 @@ class Bar extends Part {
     setText(this.state.firstChild, view.state ? STATE_MARKS[state] : "");
     setText(this.state.lastChild, view.state || "…");
     setCutText(this.headline, view.headline);
-    setCutText(this.stopped, view.stopped);
-    setCutText(this.setup, setupText(view));
+    this.notice.age(view);
+    setText(this.setup, setupText(view));
+    setProperty(this.setup, "title", setupTitle(view));
     keepChildren(this.badges, badges, ({ text }) => text, () => make("li", { tabIndex: 0 }), (item, { text, title }) => {
       setText(item, text);
       setProperty(item, "title", title);
@@ -73,6 +72,13 @@ class Bar extends Part {
 function setupText({ model, device, clock, iterations }) {
   if (!model) return "";
   return [model, device, `clock ${clock}`, `${iterations.toLocaleString("en")} begun`].join(" · ");
+}
+
+// The virtual clock is what a newcomer has not met yet.
+function setupTitle(view) {
+  const isVirtual = (view.clock || "").startsWith("virtual");
+  const clock = isVirtual ? "\nThe virtual clock counts the seconds that the engine ran by itself: thinking, stepping by hand and idling take none. Arrivals go by it." : "";
+  return `${setupText(view)}${clock}`;
 }
 
 export default {

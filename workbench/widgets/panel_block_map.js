@@ -65,8 +65,10 @@ export class BlockMap {
   }
 
   paintFree(pen, x, y, side) {
-    pen.strokeStyle = pen.fillStyle = this.look.line;
+    pen.strokeStyle = pen.fillStyle = this.look.wait;  // the page's line colour is too faint for a map without holders
+    pen.globalAlpha = 0.5;
     if (side < 6) pen.fillRect(x, y, side, side); else pen.strokeRect(x + 0.5, y + 0.5, side - 1, side - 1);
+    pen.globalAlpha = 1;
   }
 
   // `ink` null: on two colours, so with a rim.

@@ -27,7 +27,6 @@ export class Buttons {
   constructor(part) {
     this.part = part;
     this.byCommand = new Map();
-    this.confirmTimer = 0;
     this.row = make("div", { className: "wb-controls", attributes: { role: "toolbar", "aria-label": "Session controls" } });
     this.row.append(this.driveGroup(), this.paceField());
     this.tail = this.tailGroup();
@@ -49,7 +48,7 @@ export class Buttons {
       this.add("step_phase", "Phase", "Run the next phase and stand behind it"),
       this.add("step", "Step", "Run to the end of the iteration"),
       make("span", { className: "wb-joined" }, this.runButton, this.count),
-      this.add("pause", "Pause", "Stand still behind the phase that runs"),
+      this.add("pause", "Pause", "Stand still behind the iteration that runs"),
       this.untilButton());
   }
 
@@ -69,22 +68,17 @@ export class Buttons {
     const button = makeButton("Until…", "Run to a phase, or until an expression is true", () => {}, { name: "Until" });
     const close = () => this.until.close();
     this.phases = make("div", { className: "wb-choices" });
-    const form = new Form([{ kind: "text", name: "expression", label: "until this is true", hint: "s.row(0).output_tokens >= 8", isWanted: true, className: "wb-code", title: "A Python expression of s, the session" }], "Run until", (values) => {
-      this.part.command("run_until", values);
-      close();
-    });
+    const form = new Form([{ kind: "text", name: "expression", label: "until this is true", hint: "s.row(0).output_tokens >= 8", isWanted: true, className: "wb-code", title: "A Python expression of s, the session" }], "Run until", (values) => form.ask(this.part, "run_until", values), { done: close });
+    this.part.hearNotices((notice) => form.hear(notice));
     this.untilForm = form;
-    this.until = new Popover(this.part, button, "Run until", make("div", { className: "wb-title", textContent: "Run to the next time of a phase" }), this.phases, form.form);
+    this.until = new Popover(this.part, button, "Run until", make("div", { className: "wb-title", textContent: "Run to the next …" }), this.phases, form.form);
     this.untilOpener = button;
     return button;
   }
 
   setPhases(names) {
     this.byCommand.delete("run_to");
-    this.phases.replaceChildren(...names.map((name) => this.add("run_to", name, `Run until ${name} comes next`, () => {
-      this.part.command("run_to", { phase: name });
-      this.until.close();
-    })));
+    this.phases.replaceChildren(...names.map((name) => this.add("run_to", name, `Run until ${name} comes next`, () => this.untilForm.ask(this.part, "run_to", { phase: name }))));
   }
 
   paceField() {
@@ -105,39 +99,45 @@ export class Buttons {
   tailGroup() {
     const submit = this.add("submit", "Submit…", "Hand in a request", () => {});
     const save = this.add("save", "Save…", "Keep the run in a folder", () => {});
-    this.submitForm = submitForm((values) => { this.part.command("submit", values); this.submit.close(); });
+    this.submitForm = submitForm((values) => this.submitForm.ask(this.part, "submit", values), () => this.submit.close());
     this.submit = new Popover(this.part, submit, "Submit a request", this.submitForm.form);
-    const folder = new Form([{ kind: "text", name: "folder", label: "folder", hint: "runs/mine", isWanted: true, className: "wb-code" }], "Save", (values) => { this.part.command("save", values); this.save.close(); });
+    const folder = new Form([{ kind: "text", name: "folder", label: "folder", hint: "runs/mine", isWanted: true, className: "wb-code" }], "Save", (values) => folder.ask(this.part, "save", values), { done: () => this.save.close() });
+    this.part.hearNotices((notice) => { for (const form of [this.submitForm, folder]) form.hear(notice); });
+    this.saveButton = save;
     this.save = new Popover(this.part, save, "Save the run", folder.form);
-    this.resetButton = this.add("reset", "Reset", "Drop requests, trace and history; breakpoints stay. Asks once", () => this.reset());
-    this.resetButton.addEventListener("blur", () => this.calm());
+    const restart = this.asking("restart", "Restart", "Start over with the same requests, seeds and arrivals", "drop outputs, trace and history and start over");
+    const reset = this.asking("reset", "Reset", "Drop requests, trace and history; breakpoints stay", "drop requests, trace and history");
     this.recoverButton = this.add("recover", "Recover", "Go on after the failed iteration; no token is lost or changed");
-    return make("span", { className: "wb-group wb-tail" }, submit, this.add("restart", "Restart", "Start over with the same requests, seeds and arrivals"), this.resetButton, this.recoverButton, save);
+    return make("span", { className: "wb-group wb-tail" }, submit, restart, reset, this.recoverButton, save);
   }
 
-  // The first click asks, the second one within a few seconds does it.
-  reset() {
-    if (this.resetButton.dataset.asks) { this.calm(); this.part.command("reset"); return; }
-    this.resetButton.dataset.asks = "true";
-    this.nameReset("Sure?", "Click again to drop requests, trace and history");
-    this.confirmTimer = setTimeout(() => this.calm(), CONFIRM_FOR);
+  // A button whose first click asks; the second one within a few seconds does it.
+  asking(command, text, title, loss) {
+    const button = this.add(command, text, `${title}. Asks once`, () => {
+      if (button.dataset.asks) { calm(); this.part.command(command); return; }
+      button.dataset.asks = "true";
+      name("Sure?", `Click again to ${loss}`);
+      timer = setTimeout(calm, CONFIRM_FOR);
+    });
+    let timer = 0;
+    const name = (words, told) => {
+      setText(button, words);
+      setAttribute(button, "aria-label", words === text ? text : `${words} ${told}`);
+      setProperty(button, "title", told);
+    };
+    const calm = () => {
+      clearTimeout(timer);
+      delete button.dataset.asks;
+      name(text, `${title}. Asks once`);
+    };
+    button.addEventListener("blur", calm);
+    return button;
   }
 
-  calm() {
-    clearTimeout(this.confirmTimer);
-    delete this.resetButton.dataset.asks;
-    this.nameReset("Reset", "Drop requests, trace and history; breakpoints stay. Asks once");
-  }
-
-  nameReset(text, title) {
-    setText(this.resetButton, text);
-    setAttribute(this.resetButton, "aria-label", text === "Reset" ? text : `${text} ${title}`);
-    setProperty(this.resetButton, "title", title);
-  }
-
-  show({ can = {}, state }) {
+  show({ can = {}, state, iterations }) {
     for (const [command, buttons] of this.byCommand) for (const button of buttons) enable(button, can[command]);
-    enable(this.untilForm.button, can.run_until);
+    this.untilForm.enable(Boolean(can.run_until));
+    setProperty(this.saveButton, "title", can.save ? "Keep the run in a folder" : iterations ? "Saving waits for the end of the iteration in hand: Step (S)" : "Nothing to save yet: run an iteration");
     enable(this.untilOpener, can.run_until || can.run_to);
     setProperty(this.pace, "disabled", !can.set_pace);
     setProperty(this.recoverButton, "hidden", state !== "failed");
@@ -156,7 +156,7 @@ export class Buttons {
   }
 }
 
-function submitForm(send) {
+function submitForm(send, done) {
   const fields = [
     { kind: "area", name: "prompt", label: "prompt", rows: 3, isWanted: true, hint: "Once upon a time" },
     { kind: "number", name: "max_tokens", label: "max tokens", min: 1, hint: "default", title: "max_tokens: tokens of output at most" },
@@ -165,5 +165,5 @@ function submitForm(send) {
     { kind: "area", name: "stop", label: "stop texts, one a line", rows: 2, hint: "\\n is a new line" },
   ];
   const stops = (text) => (text === null ? null : text.split("\n").filter((line) => line !== "").map((line) => line.replaceAll("\\n", "\n")));
-  return new Form(fields, "Submit", (values) => send({ ...values, stop: stops(values.stop) }), "wb-submit-form");
+  return new Form(fields, "Submit", (values) => send({ ...values, stop: stops(values.stop) }), { className: "wb-submit-form", done });
 }

@@ -1,5 +1,5 @@
 // What the phases of an iteration read and wrote: a card a phase.
-import { countedKeys, enable, keepChildren, make, makeButton, makeId, setAttribute, setCutText, setProperty, setText } from "./panel_make.js";
+import { countedKeys, enable, fillChildren, keepChildren, make, makeButton, makeId, setAttribute, setCutText, setProperty, setText } from "./panel_make.js";
 import { makeSwatch, showColour, showHue } from "./panel_hues.js";
 
 const WARNING = "Reading from the device waits for it, and voids the times of this iteration.";
@@ -15,8 +15,10 @@ export class ChangesPane {
     this.device = make("div", { className: "wb-device" }, make("b", { textContent: "Read from the device" }), this.names, make("span", { className: "wb-warning", textContent: `⚠ ${WARNING}` }), this.value);
     this.hint = make("div", { className: "wb-empty" });
     this.cards = make("div", { className: "wb-cards" });
-    this.content = [make("div", { className: "wb-pane-head" }, this.title, make("label", { className: "wb-switch", htmlFor: this.record.id, title: "Note what each phase reads and writes; costs time, which voids it" }, this.record, "record changes")),
-      make("div", { className: "wb-scroll", tabIndex: 0, attributes: { role: "region", "aria-label": "Phases and their values" } }, this.device, this.hint, this.cards)];
+    this.chips = make("span", { className: "wb-choices", attributes: { role: "group", "aria-label": "Phases" } });
+    this.newest = "";  // the card that was opened by itself
+    this.content = [make("div", { className: "wb-pane-head" }, this.title, this.chips, make("label", { className: "wb-switch", htmlFor: this.record.id, title: "Note what each phase reads and writes; costs time, which voids it" }, this.record, "record changes")),
+      this.scroll = make("div", { className: "wb-scroll", tabIndex: 0, attributes: { role: "region", "aria-label": "Phases and their values" } }, this.hint, this.cards, this.device)];
   }
 
   isEmpty() { return false; }  // its switch is wanted most while nothing is there
@@ -28,7 +30,32 @@ export class ChangesPane {
     setProperty(this.hint, "hidden", view.cards.length > 0 || !view.hint);
     const keys = countedKeys(view.cards, (card) => card.phase), cards = view.cards.map((card, place) => ({ ...card, key: keys[place] }));
     keepChildren(this.cards, cards, (card) => card.key, makeCard, showCard);
+    fillChildren(this.chips, cards, () => this.makeChip(), (chip, card) => {
+      setText(chip, card.phase);
+      setProperty(chip, "title", `Show what ${card.phase} read and wrote`);
+      showColour(chip, card.colour);
+    });
     this.showDevice(view);
+    this.showNewest(view.iteration, cards.length);
+  }
+
+  makeChip() {
+    const chip = makeButton("", "", () => this.scrollTo([...this.chips.children].indexOf(chip)), { name: "", className: "wb-small wb-phase-chip" });
+    chip.removeAttribute("aria-label");  // its words are its name
+    return chip;
+  }
+
+  scrollTo(place) {
+    const card = this.cards.children[place];
+    if (card) this.scroll.scrollTop += card.getBoundingClientRect().top - this.scroll.getBoundingClientRect().top;
+  }
+
+  // The phase that ran last comes into view as it comes; a person may scroll away from it until the next.
+  showNewest(iteration, count) {
+    const newest = `${iteration} ${count}`;
+    if (newest === this.newest) return;
+    this.newest = newest;
+    this.scrollTo(count - 1);
   }
 
   showDevice({ device_values: names, device_value: value }) {

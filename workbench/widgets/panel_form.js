@@ -1,5 +1,5 @@
 // Small forms: fields with labels, and what stands in them as arguments of a command.
-import { fillChildren, isEnabled, make, makeId, setAttribute, setText } from "./panel_make.js";
+import { enable, fillChildren, isEnabled, make, makeId, setAttribute, setProperty, setText } from "./panel_make.js";
 
 // One field. `kind`: text, area, number, select or check; `hint` stands in it while it is empty.
 function makeControl({ kind, name, hint = "", rows = 2, min, max, step, isWanted = false }) {
@@ -13,11 +13,14 @@ function makeControl({ kind, name, hint = "", rows = 2, min, max, step, isWanted
 
 export class Form {
   // `fields`: each with name, label and what makeControl takes; `send(values)` when it is handed in.
-  constructor(fields, buttonText, send, className = "") {
+  // `done()` when what was asked has worked; `isReady(values)`: whether there is anything to hand in.
+  constructor(fields, buttonText, send, { className = "", done = () => {}, isReady = () => true } = {}) {
+    Object.assign(this, { done, isReady, asked: null, isAllowed: true });
     this.controls = new Map();
+    this.error = make("div", { className: "wb-form-error", hidden: true, attributes: { role: "alert" } });
     this.button = make("button", { type: "submit", className: "wb-primary", textContent: buttonText });
     const places = fields.map((field) => this.makeField(field));
-    this.form = make("form", { className: `wb-form ${className}` }, ...places, make("div", { className: "wb-form-end" }, this.button));
+    this.form = make("form", { className: `wb-form ${className}` }, ...places, make("div", { className: "wb-form-end" }, this.button), this.error);
     this.form.addEventListener("submit", (event) => {
       event.preventDefault();
       if (isEnabled(this.button)) send(this.values());
@@ -25,6 +28,31 @@ export class Form {
     this.form.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.handIn(event);
     });
+    this.form.addEventListener("input", () => { this.say(""); this.enable(); });
+    this.enable();
+  }
+
+  enable(isAllowed = this.isAllowed) {
+    this.isAllowed = isAllowed;
+    enable(this.button, isAllowed && this.isReady(this.values()));
+  }
+
+  // Send a command whose answer is awaited here: what was refused stays filled in, with the reason under it.
+  ask(part, name, args) {
+    this.asked = name;
+    this.say("");
+    part.command(name, args);
+  }
+
+  hear({ command, level, text }) {
+    if (!this.asked || command !== this.asked) return;
+    this.asked = null;
+    if (level === "error") this.say(text); else this.done();
+  }
+
+  say(text) {
+    setText(this.error, text ? `✕ ${text}` : "");
+    setProperty(this.error, "hidden", !text);
   }
 
   makeField(field) {
@@ -53,7 +81,11 @@ export class Form {
 
   setOptions(name, options) { setOptions(this.controls.get(name).control, options); }
 
-  clear() { this.form.reset(); }
+  clear() {
+    this.form.reset();
+    this.say("");
+    this.enable();
+  }
 }
 
 // [value, words] each; what is chosen stays chosen where it is still among them.

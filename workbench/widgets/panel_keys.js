@@ -1,26 +1,36 @@
-// The bar's keys: while the pointer or the focus is in the panel, and nothing that takes keys of its own has the focus.
+// The bar's keys: while the pointer or the focus is in the panel, and no words are typed anywhere.
 
-// Where letters are typed. The timeline's own keys come second: S steps, in the panel, and + and − zoom.
-const TYPED = "input, textarea, select, [contenteditable]:not([contenteditable='false']), .wb-popover";
-const PRESSED = "button, summary, a[href]";  // Space presses these
+const EDITED = "[contenteditable]:not([contenteditable='false'])";
+const WORDS = `textarea, ${EDITED}, input:not([type="checkbox"], [type="radio"], [type="range"], [type="button"], [type="submit"])`;
+// Outside the panel nothing is taken from any field. Within it letters mean nothing to a switch, a thumb or a closed list.
+const FIELDS = `input, select, ${WORDS}`;
+const PRESSED = "button, summary, a[href], select, input[type='checkbox'], input[type='radio']";  // Space presses these
 
-// `act(key)`: true if the key meant something.
+// `act(key)`: true if the key meant something. `tell(isTyping)`: whether keys go to an editor outside the panel.
 export class PanelKeys {
-  constructor(part, act) {
+  constructor(part, act, tell) {
     this.part = part;
     this.act = act;
     this.isOver = false;
-    this.held = new Set();
     const { signal } = part;
-    const over = (event) => { this.isOver = this.place().contains(event.target); };
-    document.addEventListener("pointerover", over, { signal });
+    document.addEventListener("pointerover", (event) => { this.isOver = this.place().contains(event.target); }, { signal });
     document.addEventListener("pointerleave", () => { this.isOver = false; }, { signal });
+    document.addEventListener("focusin", (event) => tell(this.isElsewhere(event.target)), { signal });
+    document.addEventListener("focusout", (event) => tell(this.isElsewhere(event.relatedTarget)), { signal });
+    document.addEventListener("click", (event) => this.clicked(event), { signal });
     // On the window and on the way down: before JupyterLab, whose own listener sits on the document.
     window.addEventListener("keydown", (event) => this.pressed(event), { signal, capture: true });
+    tell(this.isElsewhere(document.activeElement));
   }
 
-  // The bar, or the box around it that the whole panel stands in.
-  place() { return this.part.root.closest(".wb-panel-whole") || this.part.root; }
+  place() { return this.part.whole(); }
+
+  isElsewhere(focused) { return Boolean(focused) && focused.closest(WORDS) !== null && !this.place().contains(focused); }
+
+  // A click on the panel takes the focus from an editor elsewhere, even where nothing is that could have it.
+  clicked({ target }) {
+    if (this.place().contains(target) && this.isElsewhere(document.activeElement)) this.part.rest();
+  }
 
   pressed(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || event.shiftKey || event.isComposing || !this.hears(event)) return;
@@ -32,8 +42,12 @@ export class PanelKeys {
 
   hears(event) {
     const focused = document.activeElement || document.body, panel = focused.closest(".wb-panel-whole, .wb-panel");
-    if (!(panel ? this.place().contains(focused) : this.isOver)) return false;
-    if (focused.matches(TYPED) || focused.closest(".wb-popover, [contenteditable]:not([contenteditable='false'])")) return false;
+    if (!panel) return this.isOver && !focused.closest(FIELDS);
+    if (!this.place().contains(focused) || focused.closest(WORDS) || isOpenList(focused)) return false;
+    if (this.place().querySelector(".wb-popover:popover-open")) return false;  // a dialogue comes first
     return event.key !== " " || !focused.closest(PRESSED) || focused.closest("[aria-disabled='true']");
   }
 }
+
+// Letters choose in a list that is open; browsers that cannot tell have it closed.
+function isOpenList(focused) { return CSS.supports("selector(:open)") && focused.matches("select:open"); }

@@ -3,6 +3,7 @@ import { Look } from "./timeline_look.js";
 import { make, setAttribute } from "./panel_make.js";
 import { setHues } from "./panel_hues.js";
 
+const NOTICE = "wb-notice";  // event by which the bar tells what commands had to say, to the panes' forms too
 const SHORTCUTS_MARK = "data-lm-suppress-shortcuts";  // JupyterLab takes no key from inside an element that has it
 const PLAIN_COLOURS = { phases: {}, orders: {}, batchOf: {} };  // those of phases and orders come with the views
 
@@ -23,6 +24,16 @@ export class Part {
   }
 
   command(name, args = {}) { this.model.send({ kind: "command", name, args }); }
+
+  // This widget, or the box around it that the whole panel stands in.
+  whole() { return this.root.closest(".wb-panel-whole") || this.root; }
+
+  tellNotice(notice) { this.root.dispatchEvent(new CustomEvent(NOTICE, { bubbles: true, detail: notice })); }
+
+  // Call `use` with each notice of this panel.
+  hearNotices(use) {
+    document.addEventListener(NOTICE, (event) => { if (this.whole().contains(event.target)) use(event.detail); }, { signal: this.signal });
+  }
 
   // Call `use` with a trait now and whenever it changes.
   follow(trait, use) {

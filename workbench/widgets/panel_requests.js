@@ -17,7 +17,6 @@ const REQUEST_COLUMNS = [
   ["TPOT ms", "wb-col-time wb-number", "Per output token behind the first, in milliseconds"],
   ["", "wb-col-act"],
 ];
-const VOID = "does not count: a person's stepping is in it";
 
 export class RequestsPane {
   constructor(part) {
@@ -59,7 +58,7 @@ function showRow(line, row) {
   setProperty(cells[6], "title", row.blocks.length ? `${counted(row.blocks.length, "block")}: ${rangesText(row.blocks)}` : "");
   showTokens(cells[7].firstChild.firstChild, row);
   setCutText(cells[7].firstChild.lastChild, row.why);
-  for (const [at, name] of [[8, "queue_ms"], [9, "ttft_ms"], [10, "tpot_ms"]]) showTime(cells[at], row[name], row.is_void);
+  for (const [at, name] of [[8, "queue_ms"], [9, "ttft_ms"], [10, "tpot_ms"]]) showTime(cells[at], row[name], row);
   enable(cells[11].firstChild, row.can_abort);
   setAttribute(line, "data-state", row.state);
 }
@@ -71,8 +70,8 @@ function showState(chip, { state, in_pending: isPending }) {
   setProperty(chip, "title", isPending ? `${state}; the pending forward computes its next token` : state);
 }
 
-function showTime(cell, value, isVoid) {
+function showTime(cell, value, { is_void: isVoid, why_void: why }) {
   setText(cell, milliseconds(value));
   setAttribute(cell, "data-void", isVoid && value !== null ? "true" : null);
-  setProperty(cell, "title", isVoid && value !== null ? VOID : "");
+  setProperty(cell, "title", isVoid && value !== null ? `does not count: ${why}` : "");
 }

@@ -14,7 +14,11 @@ const FIELDS = [
 export class StopsPane {
   constructor(part) {
     this.part = part;
-    this.form = new Form(FIELDS, "Add breakpoint", (values) => this.add(values), "wb-stop-form");
+    this.form = new Form(FIELDS, "Add breakpoint", (values) => this.form.ask(part, "break_on", values), {
+      className: "wb-stop-form", done: () => this.form.clear(), isReady: (values) => Object.values(values).some((value) => value !== null),
+    });
+    this.form.button.title = "Name a phase, a request, a reason, a bubble, a graph miss or a condition first";
+    part.hearNotices((notice) => this.form.hear(notice));
     this.list = make("ul", { className: "wb-stops", attributes: { "aria-label": "Breakpoints" } });
     this.hint = make("div", { className: "wb-empty" });
     this.content = [make("div", { className: "wb-scroll", tabIndex: 0, attributes: { role: "region", "aria-label": "Breakpoints" } }, this.form.form, this.hint, this.list)];
@@ -22,14 +26,10 @@ export class StopsPane {
 
   isEmpty() { return false; }  // its form is wanted most while nothing is there
 
-  add(values) {
-    this.part.command("break_on", values);
-    this.form.clear();
-  }
-
   show({ rows, phases, reasons, hint }) {
     this.form.setOptions("phase", [["", "any"], ...phases.map((name) => [name, name])]);
     this.form.setOptions("reason", [["", "any"], ...reasons]);
+    this.form.enable();
     setText(this.hint, rows.length ? "" : hint);
     setProperty(this.hint, "hidden", rows.length > 0 || !hint);
     keepChildren(this.list, rows, ({ id }) => id, ({ id }) => this.makeStop(id), showStop);

@@ -1,5 +1,5 @@
 // The order of the iteration in hand: its phases left to right, where it stands, why it took this order.
-import { fillChildren, keepChildren, make, setAttribute, setCutText, setProperty, setText } from "./panel_make.js";
+import { fillChildren, keepChildren, make, setAttribute, setProperty, setText } from "./panel_make.js";
 import { showColour } from "./panel_hues.js";
 
 // Mark and words of each state: none is told by colour alone.
@@ -11,18 +11,19 @@ export class Strip {
     this.title = make("span", { className: "wb-strip-title" });
     this.forwards = make("ul", { className: "wb-forwards", attributes: { "aria-label": "Launched forwards" } });
     this.cells = make("ol", { className: "wb-phases", attributes: { "aria-label": "Phases of the order" } });
-    this.why = make("div", { className: "wb-why" });
-    this.next = make("div", { className: "wb-next" });
+    this.next = make("b", { className: "wb-next" });
+    this.why = make("span", { className: "wb-why" });
     this.box = make("section", { className: "wb-strip", attributes: { "aria-label": "Order of the iteration" } },
       make("div", { className: "wb-strip-head" }, this.order, this.title, this.forwards), this.cells,
-      make("div", { className: "wb-strip-foot" }, this.next, this.why));
+      make("p", { className: "wb-strip-foot" }, this.next, this.why));
   }
 
   show(view) {
     const { phases = [], forwards = [] } = view;
     setText(this.order, view.order || "no order yet");
-    if (view.order) showColour(this.order, view.colour);
-    setCutText(this.title, titleText(view));
+    if (view.order) showColour(this.order, view.colour); else setAttribute(this.order, "data-painted", null);
+    setText(this.title, titleText(view));
+    setProperty(this.title, "title", view.reason || "");
     setText(this.why, view.why);
     setText(this.next, nextText(view));
     setProperty(this.next, "hidden", this.next.textContent === "");
@@ -32,15 +33,13 @@ export class Strip {
   }
 }
 
-function titleText({ iteration, is_in_hand: isInHand, reason }) {
+function titleText({ iteration, is_in_hand: isInHand }) {
   if (iteration === null || iteration === undefined) return "before the first iteration";
-  return `iteration ${iteration.toLocaleString("en")}${isInHand ? "" : ", ended"}${reason ? ` · ${reason}` : ""}`;
+  return `iteration ${iteration.toLocaleString("en")}${isInHand ? "" : ", ended"}`;
 }
 
-function nextText({ next_order: order, next_phase: phase, is_in_hand: isInHand }) {
-  if (isInHand || !(order || phase)) return "";
-  return `next: ${[order, phase ? `begins with ${phase}` : ""].filter(Boolean).join(", ")}`;
-}
+// Before the sentence on an iteration to come; where none can come, the sentence says all.
+function nextText({ next_phase: phase, is_in_hand: isInHand }) { return isInHand || !phase ? "" : `Next, from ${phase} on: `; }
 
 function makePhase() {
   const parts = ["wb-phase-mark", "wb-phase-name", "wb-phase-state"].map((className) => make("span", { className }));
@@ -61,8 +60,8 @@ function showPhase(cell, { name, colour, state, title }) {
 function makeForward() { return make("li", {}, make("b"), make("span")); }
 
 function showForward(item, { role, iteration, text }) {
-  setText(item.firstChild, `${role} ${iteration.toLocaleString("en")}`);
-  setText(item.lastChild, text);
+  setText(item.firstChild, `${role}: forward ${iteration.toLocaleString("en")}`);
+  setText(item.lastChild, `· ${text}`);
   setAttribute(item, "data-role", role);
   setProperty(item, "title", `${role === "pending" ? "The pending forward" : "The forward being sampled"}, launched by iteration ${iteration}: ${text}`);
 }

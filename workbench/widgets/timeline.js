@@ -22,6 +22,7 @@ function element(name, properties = {}, ...children) {
 class Timeline {
   constructor(model, store, el) {
     Object.assign(this, { model, store, frame: 0, drag: null, numHints: 0 });
+    this.fitsAll = !model.get("follow");  // runs that have ended are seen whole, until a person looks closer
     this.build(el);
     this.look = new Look(this.root, model.get("look"));
     this.view = new View(store);
@@ -50,12 +51,13 @@ class Timeline {
     this.followButton = button("Follow", "Keep the newest at the right (End)", () => this.setFollow(!this.model.get("follow")));
     this.pauseButton = button("Cut pauses", "Take out of the axis what lies between two actions of a person (C)", () => this.setCut(!this.model.get("cut_pauses")));
     this.loadButton = button("Load", "Bring what was not sent while the engine ran", () => this.model.send({ kind: "load" }), "wb-load");
+    this.moreButton = button("…", "The whole legend", () => this.openLegend());
     const bar = element("div", { className: "wb-bar" },
       button("Fit", "Show everything (Home)", () => this.fit()), this.followButton,
       button("−", "Zoom out (−)", () => this.zoom(1.5)), button("+", "Zoom in (+)", () => this.zoom(1 / 1.5)),
       this.pauseButton, this.loadButton, this.status);
     this.root = element("div", { className: "wb-timeline" }, bar,
-      element("div", { className: "wb-stage" }, this.canvas, this.notice), this.legend, this.selected);
+      element("div", { className: "wb-stage" }, this.canvas, this.notice), element("div", { className: "wb-legend-line" }, this.legend, this.moreButton), this.selected);
     this.root.setAttribute("role", "group");
     this.root.setAttribute("aria-label", "Timeline");
     this.tip = element("div", { className: "wb-timeline-tip" });
@@ -84,10 +86,15 @@ class Timeline {
     this.sizes = new ResizeObserver(() => {
       if (this.look.isKnown) this.redraw();
       else this.recolour();
+      this.fitLegend();
       clearTimeout(this.sizeTimer);
       this.sizeTimer = setTimeout(() => this.set("width", this.canvas.clientWidth), SIZE_SETTLES);
     });
     this.sizes.observe(this.canvas);
+    // What was painted while nobody could see it may be blank, or in the colours of another theme.
+    this.sights = new IntersectionObserver((entries) => { if (entries[entries.length - 1].isIntersecting) this.seen(); });
+    this.sights.observe(this.canvas);
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) this.seen(); }, { signal });
     model.on("change:selected_iteration", () => this.selectionChanged());
     model.on("change:follow", () => this.changed());
     model.on("change:hint", () => this.changed());
@@ -98,6 +105,7 @@ class Timeline {
     this.stop.abort();
     this.themes.disconnect();
     this.sizes.disconnect();
+    this.sights.disconnect();
     cancelAnimationFrame(this.frame);
     clearTimeout(this.sizeTimer);
     this.root.remove();
@@ -111,12 +119,12 @@ class Timeline {
     if (isFollowing && !store.isEmpty) {
       this.view.followNewest();
       this.hover(null);
-    }
+    } else if (this.fitsAll && !store.isEmpty) this.view.fit();
     this.followButton.setAttribute("aria-pressed", String(isFollowing));
     this.pauseButton.setAttribute("aria-pressed", String(model.get("cut_pauses")));
     this.pauseButton.hidden = !store.axis.pauses.length;
     this.loadButton.hidden = !store.hasSkipped;
-    this.say(store.isEmpty ? model.get("hint") : "");
+    this.say(this.emptyText());
     this.showSelected();
     this.showLegend();
     this.redraw();
@@ -148,11 +156,18 @@ class Timeline {
     this.notice.firstChild.textContent = text;
   }
 
+  // What to do where nothing is to be seen: in a panel by its keys.
+  emptyText() {
+    if (!this.store.isEmpty) return "";
+    const isInPanel = this.root.closest(".wb-panel-whole") !== null;
+    return isInPanel ? "Nothing has run yet: P runs one phase, S one iteration, R all; Submit… hands in a request." : this.model.get("hint");
+  }
+
   // A few words that go away by themselves.
   hint(text) {
     this.say(text);
     clearTimeout(this.fading);
-    this.fading = setTimeout(() => this.say(this.store.isEmpty ? this.model.get("hint") : ""), 1600);
+    this.fading = setTimeout(() => this.say(this.emptyText()), 1600);
   }
 
   showSelected() {
@@ -170,6 +185,24 @@ class Timeline {
       Object.assign(chip.style, style);
       return element("span", {}, chip, text);
     }));
+    this.fitLegend();
+  }
+
+  // One line of it, and a button for the rest where there is more.
+  fitLegend() {
+    const { legend, moreButton } = this;
+    moreButton.hidden = !legend.classList.contains("wb-whole") && legend.scrollHeight <= legend.clientHeight + 2;
+  }
+
+  openLegend() {
+    const isOpen = this.legend.classList.toggle("wb-whole");
+    this.moreButton.setAttribute("aria-expanded", String(isOpen));
+    this.fitLegend();
+  }
+
+  seen() {
+    this.say(this.emptyText());  // it may have come into a panel since
+    this.recolour();
   }
 
   recolour() {
@@ -187,7 +220,11 @@ class Timeline {
     this.model.save_changes();
   }
 
-  setFollow(value) { this.set("follow", value); }
+  setFollow(value) {
+    this.fitsAll = false;
+    this.set("follow", value);
+  }
+
   setCut(value) { this.set("cut_pauses", value); }
 
   cutChanged() {
@@ -207,6 +244,7 @@ class Timeline {
   // Around the pointer; while following around the newest, which stays where it is.
   zoom(factor, x = null) {
     const { view, painter } = this, edge = this.store.extent().to;
+    this.fitsAll = false;
     const around = this.model.get("follow") ? edge : x === null ? (view.from + view.to) / 2 : painter.shownAt(x);
     view.zoom(factor, around);
     this.changed();

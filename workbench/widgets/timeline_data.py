@@ -14,6 +14,7 @@ import numpy as np
 from tracing.blame import BlameRow, Bubble
 from tracing.intervals import Interval
 from tracing.records import BatchInfo, Category, GraphUse, IterationRecord, Span, UnfinishedWork
+from tracing.void_words import void_words
 
 NONE = -1
 """Index of a text that is not there, and count of a batch that is not there."""
@@ -142,7 +143,7 @@ def pack_iterations(records: Sequence[IterationRecord], origin_ns: int, texts: T
         padding=("i4", [record.graph.padding_tokens if record.graph else 0 for record in records]),
         newTokens=("i4", [record.new_tokens for record in records]),
         wasted=("i4", [index(_wasted_text(record)) for record in records]),
-        void=("i4", [index(", ".join(record.void_reasons) or None) for record in records]),
+        void=("i4", [index(void_words(record.void_reasons) or None) for record in records]),
     )
 
 

@@ -71,7 +71,7 @@ export class Painter extends Brush {
 
   drawLane(block, { lane, top, height, details }) {
     const colours = new RowColours(this.store, this.look, lane), { bar, detail, wait } = lane.tables, { texts } = this.store;
-    const named = (row) => [`${texts[bar.name[row]]} ${bar.iteration[row]}`, texts[bar.name[row]]];
+    const named = (row) => [`${texts[bar.name[row]]} ${bar.iteration[row]}`, String(bar.iteration[row])];
     if (bar) this.sweep(bar, top, height, (row) => colours.of(bar, row), lane.name === "host" || height < 17 ? null : named);
     if (wait) this.sweepHatched(wait, top, height, "wait", (row) => [`waits for ${texts[wait.name[row]]}`, "waits"]);
     if (bar && lane.name === "host") this.nameHostWork(bar, wait, colours, top + height / 2);

@@ -42,7 +42,8 @@ export class Texts {
   graphText(table, row) {
     if (table.graph[row] === NONE) return null;
     const padding = table.padding[row];
-    return this.of(table.graph[row]) + (padding ? `, ${padding} of padding` : "");
+    const text = this.of(table.graph[row]), how = text.startsWith("eager: ") ? text.replace("eager", "eagerly") : `as ${text}`;
+    return `ran ${how}${padding ? `, ${padding} of padding` : ""}`;
   }
 
   // The batch that a piece of work belongs to, and how its forward ran.
@@ -51,7 +52,7 @@ export class Texts {
     if (!which || row === NONE) return [];
     const batch = batchText(group.iterations, row, which);
     const lines = batch ? [`batch: ${batch}`] : [];
-    if (name === "forward" && this.graphText(group.iterations, row)) lines.push(`ran as ${this.graphText(group.iterations, row)}`);
+    if (name === "forward" && this.graphText(group.iterations, row)) lines.push(this.graphText(group.iterations, row));
     return lines;
   }
 
@@ -103,7 +104,7 @@ export class Texts {
       const batch = batchText(table, row, which), from = table[`${which}From`][row];
       if (batch) lines.push(which === "consumed" ? `sampled the forward of iteration ${from}: ${batch}` : `launched: ${batch}`);
     }
-    if (this.graphText(table, row)) lines.push(`ran as ${this.graphText(table, row)}`);
+    if (this.graphText(table, row)) lines.push(this.graphText(table, row));
     lines.push(counted(tokens, "new token"));
     if (table.wasted[row] !== NONE) lines.push(`wasted rows: ${this.of(table.wasted[row])}`);
     if (table.void[row] !== NONE) lines.push(`its times do not count: ${this.of(table.void[row])}`);

@@ -6,7 +6,15 @@ puts it together, ``prompts`` makes the tokens. A further kind is one function g
 """
 
 from workbench.workloads import made, request_file, traces  # noqa: F401 (they register their kinds)
-from workbench.workloads.kinds import WorkloadKind, WorkloadOptions, known_workloads, parse_workload, register_workload
+from workbench.workloads.kinds import (
+    WorkloadKind,
+    WorkloadOptions,
+    as_workload,
+    check_workload,
+    known_workloads,
+    parse_workload,
+    register_workload,
+)
 from workbench.workloads.prompts import SyntheticPrompt
 from workbench.workloads.shaping import Shaping
 from workbench.workloads.workload import Prompt, RequestSpec, Workload, WorkloadError
@@ -20,6 +28,8 @@ __all__ = [
     "WorkloadError",
     "WorkloadKind",
     "WorkloadOptions",
+    "as_workload",
+    "check_workload",
     "known_workloads",
     "parse_workload",
     "register_workload",

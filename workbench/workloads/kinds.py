@@ -85,17 +85,45 @@ def register_workload(name: str, kind: WorkloadKind) -> None:
     _kinds[name] = kind
 
 
-def parse_workload(text: str, *, vocab_size: int) -> Workload:
+def as_workload(workload: Workload | str, *, vocab_size: int) -> Workload:
+    """A workload as it is, or the one that a line of text describes.
+
+    Raises:
+        WorkloadError: it is neither, or the text does not fit.
+    """
+    check_workload(workload)
+    return parse_workload(workload, vocab_size=vocab_size) if isinstance(workload, str) else workload
+
+
+def check_workload(workload: object) -> None:
+    """Refuse what is neither a workload nor text, before a model is loaded for it.
+
+    Raises:
+        WorkloadError: it is neither.
+    """
+    if not isinstance(workload, Workload | str):
+        raise WorkloadError(
+            f"workload must be a Workload, or text as on the command line, such as {_first_example()!r}; "
+            f"got {type(workload).__name__}"
+        )
+
+
+def parse_workload(text: str, *, vocab_size: int | None = None) -> Workload:
     """Make the workload that ``text`` describes; the same text and vocabulary give the same requests.
 
     Args:
         text: ``KIND:KEY=VALUE,...``, ``KIND:FILE?KEY=VALUE&...`` or ``file:PATH``; docs/workloads.md has them all. In
             values behind a file ``%26`` is an ampersand and ``%25`` a per cent sign.
-        vocab_size: Ids that random prompts may hold.
+        vocab_size: Ids that random prompts may hold; a session's model has ``session.engine.loaded.vocab_size``.
 
     Raises:
-        WorkloadError: the kind or a key is unknown, or a value does not fit.
+        WorkloadError: ``vocab_size`` is missing, the kind or a key is unknown, or a value does not fit.
     """
+    if vocab_size is None:
+        raise WorkloadError(
+            "parse_workload needs vocab_size=, the model's: session.engine.loaded.vocab_size; or give the text itself "
+            "to compare() or session.submit_workload(), which know their model"
+        )
     name, _, rest = text.partition(":")
     kind = _kinds.get(name)
     if kind is None:
@@ -128,3 +156,7 @@ def _pairs(text: str, name: str, kind: WorkloadKind, parts: list[str]) -> dict[s
 def known_workloads() -> str:
     """One example of each kind, for help and errors."""
     return " | ".join(kind.example for kind in _kinds.values())
+
+
+def _first_example() -> str:
+    return next(iter(_kinds.values())).example

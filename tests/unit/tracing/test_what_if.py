@@ -46,6 +46,21 @@ class TestNothingChanged:
         records = [record(0, 0, 10), record(1, 10, 900, void_reasons=("debugger",)), record(2, 900, 930)]
         found = what_if([phase("prepare", 2, 6, 0), phase("prepare", 910, 920, 2)], records, scale={"prepare": 3})
         assert (found.num_iterations, found.makespan_before_ns, found.makespan_after_ns) == (2, 40, 40 + 8 + 20)
+        assert found.num_void == 1
+        assert str(found).startswith("if prepare × 3: mean step over 2 iterations (1 void ones left out)\n")
+
+    def test_says_by_how_much_each_order_changes(self) -> None:
+        records = [record(0, 0, 10**6, order="a"), record(1, 10**6, 4 * 10**6, order="b")]
+        found = what_if([phase("prepare", 2 * 10**6, 3 * 10**6, 1)], records, scale={"prepare": 0.5})
+        rows = [line.split() for line in str(found).splitlines()[2:]]
+        assert rows == [
+            ["all", "2", "2.000", "1.750", "-0.250", "-12.5"],
+            ["a", "1", "1.000", "1.000", "+0.000", "+0.0"],
+            ["b", "1", "3.000", "2.500", "-0.500", "-16.7"],
+            ["makespan", "4.000", "3.500", "-0.500", "-12.5"],
+        ]
+        assert str(found).endswith("\n"), "printed twice, an empty line stands between them"
+        assert "void" not in str(found)
 
 
 class TestLegacy:
@@ -241,7 +256,7 @@ class TestNames:
         found = what_if(*simulate("legacy", 2, Lengths()), scale={"resolve": 2}, add_ns={"emit": 1500})
         lines = str(found).splitlines()
         assert lines[0] == "if resolve × 2, emit +1.5 µs: mean step over 2 iterations"
-        assert [line.split()[0] for line in lines[1:]] == ["all", "legacy", "makespan"]
+        assert [line.split()[0] for line in lines[1:]] == ["iterations", "all", "legacy", "makespan"]
 
 
 def halves(low: int, high: int) -> st.SearchStrategy[int]:

@@ -280,6 +280,33 @@ class TestABubble:
             session.run()
             assert session.iterations()[-1].iteration > before
 
+    def test_that_is_older_than_the_breakpoint_holds_nothing(self) -> None:
+        """Notebook 02 stopped at a bubble of the run before, and not at the delayed resolve."""
+        with make_session("legacy", device="cpu") as session:
+            session.submit([1], max_tokens=40, ignore_eos=True)
+            with session.delayed({"resolve": 0.03}):
+                session.run(3)
+            made = session.break_on(bubble_longer_than_us=25_000)
+            session.run(5)
+            assert made.hits == 0
+
+            with session.delayed({"resolve": 0.03}):
+                session.run(5)
+            assert made.hits == 1
+            assert session.stopped is not None
+            assert "a bubble of " in session.stopped.text
+
+    def test_that_began_before_the_last_stop_holds_nothing(self) -> None:
+        """Idle time from one run to the next is a person's, and what a stop showed is not shown again."""
+        with make_session("legacy", device="cpu") as session:
+            session.submit([1], max_tokens=40, ignore_eos=True)
+            made = session.break_on(bubble_longer_than_us=60e6)
+            session.run(3)
+            last = session.iterations()[-1]
+            session.run(3)
+
+            assert last.end_ns < made.since_ns < session.iterations()[last.iteration + 1].begin_ns
+
     def test_is_not_where_a_person_kept_the_device_waiting(self) -> None:
         with make_session("legacy", device="cpu") as session:
             session.submit([1], max_tokens=6, ignore_eos=True)

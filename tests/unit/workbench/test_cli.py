@@ -112,6 +112,21 @@ class TestCompare:
         assert "ids and ends of 3 requests in 3 legs: 3 equal" in out
         assert "1 run a leg: times vary by several per cent; use --repeats 5" in out
 
+    def test_prints_the_main_rows_and_how_to_see_all(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """It printed 80 rows of 185 columns."""
+        command = ["compare", *ORACLE, *WORK, "--legs", "legacy,async", "--warmup", "0"]
+        assert main(command) == 0
+        short = capsys.readouterr().out
+        assert main([*command, "--all"]) == 0
+        whole = capsys.readouterr().out
+
+        assert short.index("tokens/s") < short.index("ids and ends of 3 requests") < 1200
+        assert "--all prints every metric" in short
+        assert "wasted rows" not in short
+        assert "wasted rows" in whole
+        assert "orders and reasons" in whole
+        assert "--all" not in whole
+
     def test_of_several_repeats_says_nothing_of_single_runs(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["compare", *ORACLE, *WORK, "--legs", "legacy,async", "--repeats", "2"]) == 0
 

@@ -97,6 +97,45 @@ class TestCompare:
         assert by_seconds.runs[0].clock == "virtual"
         assert by_iterations.runs[0].clock == "iterations"
 
+    def test_prints_the_rows_that_matter_before_the_verdict_and_has_all_in_its_table(self) -> None:
+        result = compare(spread_workload(2), ["legacy", "async"], model=oracle(), config=SMALL, repeats=2, warmup=0)
+        head, verdict, *_ = str(result).split("\n\n")
+
+        labels = [
+            "tokens/s",
+            "TTFT p50",
+            "TPOT p50",
+            "step time p50",
+            "host work / iteration",
+            "hidden share",
+            "bubbles",
+        ]
+        labels.append("graph hit rate")
+        assert [line.split("  ")[0] for line in head.splitlines()[1:]] == labels
+        assert max(map(len, head.splitlines())) < 110
+        assert verdict.startswith("ids and ends of 2 requests in 2 legs")
+        assert f"All {len(result.rows)} rows are in table()." in str(result)
+        assert all(label in result.table() for label in (*labels, "wasted rows", "orders and reasons"))
+
+    def test_what_there_was_has_no_ratio(self) -> None:
+        result = compare(spread_workload(2), ["legacy", "async"], model=oracle(), config=SMALL, repeats=1, warmup=0)
+
+        for label in ("requests", "iterations", "void iterations"):
+            assert find_row(label, result.rows).ratios == (None, None)
+        assert find_row("tokens/s", result.rows).ratios[1] is not None
+
+    def test_takes_the_text_of_the_command_line(self) -> None:
+        """It gave AttributeError: 'str' object has no attribute 'unit'."""
+        text = "fixed:requests=2,input=4,output=3"
+
+        by_text = compare(text, ["async"], model=oracle(), config=SMALL, repeats=1, warmup=0)
+
+        assert by_text.workload == parse_workload(text, vocab_size=oracle().vocab_size)
+
+    def test_refuses_no_workload_before_it_loads_a_model(self) -> None:
+        with pytest.raises(WorkloadError, match=r"workload must be a Workload, or text.*got int"):
+            compare(4, ["async"], model="no such folder")  # type: ignore[arg-type]
+
     def test_a_policy_can_be_a_leg(self) -> None:
         leg = Leg(name="mine", mode="async", policy=never_overlap)
 

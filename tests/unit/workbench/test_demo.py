@@ -74,7 +74,6 @@ class TestRunDemo:
             "padding tokens",
             "wasted rows",
             "more than that overlap cannot save here. One run each",
-            "TTFT and queue delay are longer in async",
             "(A captured size is",
             "no forward is pending 1",
             "forwards ran in captured sizes",

@@ -151,6 +151,13 @@ class TestWhich:
             session.mode = "legacy"
             assert session.explain().startswith("Iteration 2 would take drain (sample → ")
 
+    def test_speaks_of_what_has_not_begun_in_the_present(self) -> None:
+        with make_session() as session:
+            session.submit([1, 2], max_tokens=4)
+            assert "would take primer (admit → prepare → forward) because no forward is pending" in session.explain()
+            session.step()
+            assert " took primer (admit → prepare → forward) because no forward was pending" in session.explain(0)
+
     def test_none_where_nothing_is_left(self) -> None:
         with make_session() as session:
             assert session.explain().startswith("No iteration would come next")

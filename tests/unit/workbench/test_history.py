@@ -125,9 +125,9 @@ class TestWhatPhasesWrote:
         assert wrote(prepare, "kv_len") == {"request-0": (6, 7)}
         assert next(one.note for one in prepare.wrote if one.name == "kv_len").startswith("counts tokens")
         staged = {one.name: one for one in prepare.wrote if one.name.startswith("staged")}
-        assert set(staged) == {"staged A.kv_len", "staged A.positions"}  # steady decode: nothing else moves
-        assert (staged["staged A.kv_len"].old, staged["staged A.kv_len"].new) == (5, 7)  # two forwards old
-        assert staged["staged A.positions"].new == (6,)
+        assert set(staged) == {"staged[0].kv_len", "staged[0].positions"}  # steady decode: nothing else moves
+        assert (staged["staged[0].kv_len"].old, staged["staged[0].kv_len"].new) == (5, 7)  # two forwards old
+        assert staged["staged[0].positions"].new == (6,)
         assert all(one.old_is_stale for one in staged.values())
 
     def test_the_two_halves_take_turns(self) -> None:
@@ -140,7 +140,7 @@ class TestWhatPhasesWrote:
                 for past in session.history
             ]
 
-        assert halves == [{"staged A"}, {"staged B"}] * 3
+        assert halves == [{"staged[0]"}, {"staged[1]"}] * 3
 
     def test_sample_and_forward_hand_over_the_pending_record(self) -> None:
         with make_session() as session:
@@ -153,7 +153,7 @@ class TestWhatPhasesWrote:
         assert read(sample, "pending row") == {"request-0": 0}
         assert [line.split(":")[0] for line in sample.enqueued] == ["sample", "fetch"]
         assert wrote(forward, "pending") == {None: (None, "forward of iteration 2")}
-        assert read(forward, "staged A.token_ids") == {"request-0": "the id sampled last, on the device"}
+        assert read(forward, "staged[0].token_ids") == {"request-0": "the id sampled last, on the device"}
         assert [line.split(":")[0] for line in forward.enqueued] == ["publish", "forward"]
 
     def test_a_block_is_taken_when_a_row_grows_and_given_back_at_its_end(self) -> None:
@@ -340,7 +340,7 @@ class TestShowing:
 
         assert text.startswith("iteration 4 overlap: prepare")
         assert "(5)" in text
-        assert "staged A.kv_len" in text
+        assert "staged[0].kv_len" in text
 
     def test_html_closes_every_tag_and_greys_what_is_stale(self) -> None:
         with make_session() as session:

@@ -17,9 +17,10 @@ import workbench.report as report_module
 from engine.phases import Order, Phase
 from tests.unit.tracing.simulated import Lengths, simulate
 from tests.unit.tracing.traces import batch, detail, device, phase, record, wait
-from tracing.comparison import ADMISSION_NOTE, KINDS_NOTE
+from tracing.comparison import KINDS_NOTE
 from tracing.recorder import Recorder
 from tracing.records import PHASE_COLOURS, Category, IterationRecord, RequestRecord, Span
+from tracing.void_words import VOID_WORDS
 from tracing.windows import host_work
 from workbench.border_view import step_borders
 from workbench.report import RunView, differing_fields, render_report, write_report
@@ -125,6 +126,28 @@ class TestPage:
             assert shown in text
         assert "The runs differ in: mode." in text
 
+    def test_strikes_out_the_times_of_void_requests_and_says_why(self) -> None:
+        """The panel struck them out, the report did not."""
+        counts = RequestRecord(request_id="counts", arrival_ns=0, admitted_ns=10**6)
+        marked = RequestRecord(request_id="marked", arrival_ns=0, admitted_ns=2 * 10**6, void_reasons=("paced",))
+        # Records of earlier versions carry no mark: the void iteration beside them tells.
+        beside = RequestRecord(request_id="beside", arrival_ns=20, admitted_ns=21, finished_ns=25)
+        iterations = [record(0, 20, 30, void_reasons=("debugger",))]
+        page = render_report(
+            [RunView("one", [], iterations, [replace(counts, finished_ns=15), marked, beside])], title="x"
+        )
+        struck = re.findall(r'<td class="void" title="does not count: ([^"]+)">([^<]+)</td>', page)
+
+        assert struck == [
+            (VOID_WORDS["paced"], "2.00"),
+            ("a void iteration ran while it lived", "0.000"),
+            ("a void iteration ran while it lived", "0.000"),
+        ]
+
+    def test_calls_the_numbers_of_one_run_no_comparison(self) -> None:
+        assert "<h2>Numbers</h2>" in render_report([small_run()], title="x")
+        assert "<h2>Comparison</h2>" in render_report([small_run("a"), small_run("b")], title="x")
+
     def test_bounds_the_gain_and_says_what_does_not_compare(self) -> None:
         runs = [
             RunView(
@@ -134,7 +157,6 @@ class TestPage:
         ]
         text = page_of(*runs).text
         assert "more than that overlap cannot save here. One run each" in text
-        assert ADMISSION_NOTE in text
         assert KINDS_NOTE in text
         assert "lower is better" in text
         assert "One run each" not in page_of(*runs, repeats=5).text

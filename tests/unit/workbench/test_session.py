@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from engine.policy import never_overlap
 from engine.request import SamplingParams
 from tests.unit.workbench.worlds import make_session, oracle, spread_workload, tokens, what_happened
 from workbench.session import Session, SessionError
+from workbench.workloads import WorkloadError
 
 
 def step_by_hand(session: Session) -> list[tuple[int, Phase]]:
@@ -550,6 +552,68 @@ def broken_phase(session: Session, phase: Phase) -> Iterator[None]:
     phases[phase] = lambda iteration: 1 // 0  # type: ignore[assignment, return-value]
     yield
     phases[phase] = whole
+
+
+class TestThinking:
+    @pytest.mark.parametrize("clock", ["virtual", "iterations"])
+    def test_a_person_thinking_between_submit_and_run_is_in_no_queue_delay(self, clock: str) -> None:
+        """A queue delay of 32 s was shown: the time from submit() to the first run()."""
+        with make_session(device="cpu", clock=clock) as session:
+            for _ in range(2):  # before the first step, and between two runs
+                session.submit([1, 2], max_tokens=3, ignore_eos=True)
+                time.sleep(0.3)
+                session.run()
+            delays = [one.admitted_ns - one.arrival_ns for one in session.requests() if one.admitted_ns is not None]
+
+        assert len(delays) == 2
+        assert all(0 <= delay < 0.3e9 for delay in delays)
+
+    def test_on_the_wall_clock_thinking_takes_time(self) -> None:
+        with make_session(device="cpu", clock="wall") as session:
+            session.submit([1, 2], max_tokens=3, ignore_eos=True)
+            time.sleep(0.05)
+            session.run()
+            (one,) = session.requests()
+
+        assert one.admitted_ns is not None
+        assert one.admitted_ns - one.arrival_ns >= 0.05e9
+
+    def test_a_request_that_was_due_stands_before_one_that_a_person_submits_later(self) -> None:
+        with make_session(device="cpu", clock="virtual") as session:
+            session.submit([1, 2], max_tokens=20, ignore_eos=True)
+            session.submit([3], max_tokens=3, arrival=1e-9, request_id="due")
+            session.step()
+            assert session.clock.now() > 1e-9
+            session.submit([4], max_tokens=3, request_id="later")
+            time.sleep(0.01)
+            session.run()
+            arrived = {one.request_id: one.arrival_ns for one in session.requests()}
+
+        assert arrived["due"] < arrived["later"]
+        assert list(arrived).index("due") < list(arrived).index("later")
+
+    def test_waiting_while_the_engine_runs_still_counts(self) -> None:
+        with make_session(device="cpu", clock="virtual", max_requests=1) as session:
+            first, second = session.submit([[1, 2], [3, 4]], max_tokens=4, ignore_eos=True)
+            session.run()
+            records = {one.request_id: one for one in session.requests()}
+
+        assert records[first].arrival_ns == records[second].arrival_ns
+        assert records[second].admitted_ns is not None
+        assert records[first].first_token_ns is not None
+        assert records[second].admitted_ns > records[first].first_token_ns
+
+
+class TestWorkloadText:
+    def test_a_session_takes_the_text_of_the_command_line(self) -> None:
+        with make_session() as session:
+            ids = session.submit_workload("fixed:requests=3,input=5,output=2")
+
+            assert ids == [one.request_id for one in session.submissions]
+            assert [len(one.prompt_ids) for one in session.submissions] == [5, 5, 5]
+            assert all(0 <= i < oracle().vocab_size for one in session.submissions for i in one.prompt_ids)
+            with pytest.raises(WorkloadError, match="workload must be a Workload, or text"):
+                session.submit_workload(3)  # type: ignore[arg-type]
 
 
 class TestVoidReasons:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.unit.tracing.simulated import Lengths, simulate
-from tracing.run_folder import write_run
+from tracing.run_folder import RunFolderError, write_run
 from tracing.trace import Records, Trace
 from workbench.options import OneLineParser, UsageError
 from workbench.what_if_command import add_what_if_flags, parse_changes, what_if_command
@@ -28,6 +29,30 @@ def run(tmp_path: Path) -> Path:
     """Four legacy iterations whose host and device never overlap."""
     spans, records = simulate("legacy", 4, Lengths())
     return write_run(Trace(name="legacy", records=Records(spans=spans, iterations=records)), tmp_path / "run")
+
+
+class TestMissingRun:
+    def test_names_the_runs_that_a_notebook_saved_in_its_own_folder(
+        self, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """session.save("runs/mine") in a notebook, and ``workbench report runs/mine`` from the root found nothing."""
+        monkeypatch.chdir(tmp_path)
+        for place in ("notebooks/runs/mine", "runs/demo/async"):
+            shutil.copytree(run, tmp_path / place)
+        (tmp_path / "runs" / "notes").mkdir()
+
+        with pytest.raises(RunFolderError) as refused:
+            whatif("runs/mine")
+        assert str(refused.value).startswith("runs/mine is no run: there is no such folder; saved runs nearby: ")
+        assert set(str(refused.value).partition("nearby: ")[2].split(", ")) == {
+            "notebooks/runs/mine",
+            "runs/demo/async",
+        }
+
+    def test_says_how_to_save_one_where_there_is_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(RunFolderError, match=r"no saved run is in runs or notebooks/runs either; save one with"):
+            whatif("runs/mine")
 
 
 class TestCommand:

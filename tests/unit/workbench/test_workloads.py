@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from workbench.workloads import (
     WorkloadError,
     WorkloadKind,
     WorkloadOptions,
+    as_workload,
     parse_workload,
     register_workload,
 )
@@ -65,6 +67,20 @@ class TestPoisson:
     def test_refuses_a_rate_that_never_lets_anything_arrive(self) -> None:
         with pytest.raises(WorkloadError, match="rate must be above 0"):
             parse_workload("poisson:rate=0,requests=1,input=1,output=1", vocab_size=50)
+
+
+class TestWithoutVocabulary:
+    def test_parse_workload_says_where_the_vocabulary_is(self) -> None:
+        with pytest.raises(WorkloadError, match=r"needs vocab_size=.*session\.engine\.loaded\.vocab_size"):
+            parse_workload("fixed:requests=1,input=1,output=1")
+
+    @pytest.mark.parametrize("thing", [None, 4, ["fixed:requests=1,input=1,output=1"]])
+    def test_what_is_neither_a_workload_nor_text_is_refused_in_one_line(self, thing: Any) -> None:
+        with pytest.raises(WorkloadError, match="workload must be a Workload, or text") as refused:
+            as_workload(thing, vocab_size=50)
+
+        assert type(thing).__name__ in str(refused.value)
+        assert "\n" not in str(refused.value)
 
 
 class TestBadText:

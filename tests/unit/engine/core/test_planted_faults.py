@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.oracle_world import World, oracle_engine, play
+from tests.planted_chunk_faults import CHUNK_FAULTS, CHUNKS
 from tests.planted_faults import BUCKETS, FAULTS, SLOW_DEVICE, Fault
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ def caught_by(fault: Fault) -> str | None:
 
 
 class TestPlantedFaults:
-    @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+    @pytest.mark.parametrize("fault", FAULTS + CHUNK_FAULTS, ids=lambda fault: fault.name)
     def test_are_noticed(self, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
         """What noticed each is shown by ``--log-cli-level=INFO``."""
         fault.plant(monkeypatch)
@@ -40,9 +41,12 @@ class TestPlantedFaults:
         found = caught_by(fault)
 
         assert found is not None, f"{fault.name}: {NUM_SCHEDULES} schedules passed"
+        assert "positional argument" not in found, f"{fault.name} does not fit the engine any more: {found}"
         log.info("%s: caught by %s", fault.name, found[:100])
 
-    @pytest.mark.parametrize("options", [{}, BUCKETS, SLOW_DEVICE, {"nan_every": 31}, {"num_blocks": 26}], ids=str)
+    @pytest.mark.parametrize(
+        "options", [{}, BUCKETS, SLOW_DEVICE, CHUNKS, {"nan_every": 31}, {"num_blocks": 26}], ids=str
+    )
     def test_are_what_the_schedules_complain_of(self, options: dict[str, Any]) -> None:
         for seed in range(3):
             engine = oracle_engine(has_text=True, **options)

@@ -28,6 +28,7 @@ WORLDS = st.fixed_dictionaries(
         "max_requests": st.sampled_from([1, 2, 3, 4, 6]),
         "launch_ending_rows": st.sampled_from([False, False, True]),
         "policy": st.sampled_from([prefer_overlap, prefer_overlap, never_overlap]),
+        "chunk_budget": st.sampled_from([None, None, 8, 8, 11, 30]),
     }
 )
 
@@ -36,6 +37,7 @@ class Lifecycle(RuleBasedStateMachine):
     """A caller who submits, aborts, steps, stops in mid iteration, switches, resets, and meets failures."""
 
     overrides: dict[str, Any] = {}  # noqa: RUF012 (a constant of the class)
+    least_budget = 0
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,6 +46,9 @@ class Lifecycle(RuleBasedStateMachine):
     @initialize(options=WORLDS)
     def start(self, options: dict[str, Any]) -> None:
         self.has_text = options["has_text"]
+        budget = options.pop("chunk_budget")
+        if budget is not None:
+            options |= {"chunked_prefill": True, "max_batch_tokens": max(budget, self.least_budget)}
         self.world = World(oracle_engine(**{**options, **self.overrides}))
         self.world.on_border = self._at_border
 
@@ -154,6 +159,7 @@ class LifecycleInBuckets(Lifecycle):
     """The same with forwards that are padded and replayed."""
 
     overrides = {"graphs": (2, 4, 16), "max_requests": 4, "block_size": 16, "num_blocks": 12}  # noqa: RUF012
+    least_budget = 16  # below, a graph of 16 tokens would be refused
 
 
 class LifecycleOnThreads(Lifecycle):

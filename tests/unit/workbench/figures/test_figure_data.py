@@ -12,7 +12,8 @@ from tracing.records import PHASE_COLOURS
 from tracing.trace import Records, Trace
 from workbench.figures import FIGURES, FigureError, make_figure
 from workbench.figures.chart import Chart, Series
-from workbench.figures.windows import windows_of
+from workbench.figures.windows import PAUSE_NS, pauses_in, windows_of
+from workbench.widgets.timeline_feed import PauseFinder
 
 
 def drawn(chart: Chart, place: int = 0) -> dict[str, Series]:
@@ -84,6 +85,35 @@ class TestThroughput:
 
         assert line.x == (0.0, 0.001, 0.001, 0.004, 0.006, 0.007, 0.007)
         assert line.y == (5000.0, 5000.0, None, 500.0, 1000.0, 1000.0, None)
+
+    def test_time_in_which_nobody_ran_the_engine_is_in_no_window(self) -> None:
+        """A run that was stopped for 4 s and run on was drawn as 4 s near zero, and a spike behind it."""
+        steps = [(0, 1), (1, 2), (4002, 4003), (4003, 4004)]
+        records = [record(n, low * MS, high * MS, new_tokens=2) for n, (low, high) in enumerate(steps)]
+        run = trace(records=Records(iterations=records))
+        rows = make_figure("throughput", run, window=1).data.to_pylist()
+
+        assert [(row["start_ns"] // MS, row["end_ns"] // MS) for row in rows] == steps
+        assert {row["tokens_per_s"] for row in rows} == {2000.0}
+        (line,) = make_figure("throughput", run, window=4).chart.axes[0].series
+        assert line.y == (2000.0, 2000.0, None, 2000.0, 2000.0, None)
+
+    def test_tokens_whose_forward_ran_into_a_pause_are_not_divided_by_the_moment_they_were_fetched_in(self) -> None:
+        steps = [(0, 10), (10, 20), (4020, 4021), (4021, 4031)]
+        records = [record(n, low * MS, high * MS, new_tokens=2) for n, (low, high) in enumerate(steps)]
+        forwards = [device("forward", low * MS, (low + 9) * MS, n) for n, low in enumerate((2, 12, 4021))]
+        rows = make_figure("throughput", trace(records=Records(spans=forwards, iterations=records)), window=1).data
+
+        assert rows["first_iteration"].to_pylist() == [0, 1, 3]
+        assert set(rows["tokens_per_s"].to_pylist()) == {200.0}
+
+    def test_a_device_that_works_on_and_a_short_gap_are_no_pause(self) -> None:
+        assert PauseFinder().least_ns == PAUSE_NS
+        records = [record(0, 0, MS), record(1, 9 * MS, 10 * MS), record(2, 14 * MS, 15 * MS)]
+        busy = [device("forward", 0, 9 * MS)]
+
+        assert pauses_in(busy, records) == []
+        assert pauses_in([], records) == [(MS, 9 * MS)]
 
 
 class TestHidden:
@@ -214,7 +244,7 @@ class TestEmpty:
         chart = make_figure(name, run).chart
 
         assert chart.is_empty
-        assert "All 2 iterations are void (inline_device)" in chart.hint
+        assert "All 2 iterations are void (computed on the host's thread by the inline device)" in chart.hint
         assert "use device='cpu' or 'cuda'" in chart.hint
 
     @pytest.mark.parametrize("name", ["hidden", "bubbles"])

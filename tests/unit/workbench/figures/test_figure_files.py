@@ -31,7 +31,7 @@ FACTS = (
     "hardware Pico 1, 2 cores",
     "seed 7",
     "clock iterations",
-    "void iterations left out: 1 of 3 (hand_stepped 1)",
+    "void iterations left out: 1 of 3 (1 × stepped by hand or held at a breakpoint)",
 )
 
 

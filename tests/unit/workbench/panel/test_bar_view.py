@@ -14,6 +14,7 @@ from engine.phases import Phase
 from tests.unit.workbench.worlds import make_session
 from workbench.panel import bar_view as bar_module
 from workbench.panel.bar_view import bar_view
+from workbench.panel.commands import Commands
 from workbench.panel.messages import COMMANDS
 from workbench.panel.switch_text import other_mode, switch_text
 from workbench.session import Session
@@ -40,13 +41,16 @@ DRIVES = {"step_phase", "step", "run", "run_to", "run_until"}
 
 
 class TestState:
-    def test_says_the_same_as_the_snapshot_at_every_border(self) -> None:
+    def test_says_first_where_it_stands_at_every_border(self) -> None:
         with make_session() as session:
             session.submit([[1, 2], [3]], max_tokens=3, arrival=0)
             session.submit([4], max_tokens=2, arrival=5.0)
             while True:
                 bar, snapshot = bar_view(session), session.snapshot()
-                assert bar["headline"] == snapshot.headline
+                if snapshot.iteration is not None:
+                    after = "" if snapshot.phase is None else f" (after {snapshot.phase})"
+                    place = f"{snapshot.iteration} {snapshot.order} · before {snapshot.next_phase}{after}"
+                    assert bar["headline"] == place
                 assert (bar["mode"], bar["wanted_mode"], bar["clock"]) == (
                     snapshot.mode,
                     snapshot.wanted_mode,
@@ -56,7 +60,38 @@ class TestState:
                     break
 
             assert bar["state"] == "finished"
-            assert bar["headline"].startswith("between iterations")
+            assert bar["headline"] == "between iterations · 0 running, 0 waiting"
+
+    def test_says_why_it_stopped_only_while_it_stands_there(self) -> None:
+        """Behind Restart "nothing is left to do" stood beside two waiting requests."""
+        with make_session() as session:
+            session.submit([[1, 2], [3]], max_tokens=3)
+            session.run()
+            assert bar_view(session)["stopped"] == "nothing is left to do"
+            session.submit([4], max_tokens=3)
+            assert bar_view(session)["stopped"] == ""
+            session.run()
+            session.restart()
+            assert bar_view(session)["stopped"] == ""
+            session.break_on("resolve")
+            session.run()
+            assert bar_view(session)["stopped"].startswith("breakpoint 1")
+            session.step_phase()
+            assert bar_view(session)["stopped"] == ""
+
+    def test_has_a_place_that_differs_once_the_session_has_moved_on(self) -> None:
+        """What a command had to say is shown until then; both sides name the place alike."""
+        with make_session() as session:
+            session.submit([1, 2], max_tokens=3)
+            places = [bar_view(session)["place"]]
+            commands = Commands(session)
+            while session.state != "finished":
+                notice = commands.run("step_phase")
+                assert notice["place"] == bar_view(session)["place"]
+                assert notice["command"] == "step_phase"
+                places.append(notice["place"])
+
+        assert len(set(places)) == len(places) > 10
 
     def test_goes_from_finished_to_paused_to_failed_to_closed(self) -> None:
         with make_session() as session:
@@ -69,7 +104,7 @@ class TestState:
             failed = bar_view(session)
             assert failed["state"] == "failed"
             assert failed["headline"] == "failed: ZeroDivisionError in resolve: planted"
-            assert failed["stopped"] == "ZeroDivisionError in resolve: planted"
+            assert failed["stopped"] == ""  # said once
             mend()
             session.recover()
             assert bar_view(session)["state"] == "paused"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import cast
+
 import pytest
 
 from engine.phases import Order
+from engine.tokenizer import Tokenizer
 from tests.unit.workbench.worlds import make_session, spread_workload
 from tracing.records import PHASE_COLOURS
 from workbench.panel import changes_view as module
@@ -56,6 +60,26 @@ class TestCards:
         everybody = [cell for cell in prepare["read"] if cell["name"] == "free blocks"]
         assert [(cell["request_id"], cell["hue"], cell["old"]) for cell in everybody] == [("", -1, "")]
 
+    def test_show_the_text_of_a_token_beside_its_id(self) -> None:
+        """An id alone says nothing to a reader."""
+
+        class Letters:
+            def decode(self, ids: list[int]) -> str:
+                return "".join(chr(97 + one % 26) for one in ids)
+
+        with make_session() as session:
+            session.record_changes = True
+            session.submit([1, 2], max_tokens=9, ignore_eos=True)
+            session.run(2)
+            session.engine.loaded = replace(session.engine.loaded, tokenizer=cast(Tokenizer, Letters()))
+            cards = {card["phase"]: card for card in PhaseCards(session).view()["cards"]}
+            (token,) = session.outputs["request-0"].token_ids[-1:]
+
+        assert [cell["new"] for cell in wrote(cards["resolve"], "newest token")] == [
+            f"{token} {chr(97 + token % 26)!r}"
+        ]
+        assert [cell["new"] for cell in wrote(cards["resolve"], "num_output")] == ["1"]
+
     def test_flag_what_is_stale(self) -> None:
         with make_session() as session:
             session.record_changes = True
@@ -99,7 +123,7 @@ class TestCards:
             session.run(3)
             cards = PhaseCards(session)
             first = cards.view()
-            monkeypatch.setattr(module, "_card", lambda *_: pytest.fail("made anew"))
+            monkeypatch.setattr(PhaseCards, "_card", lambda *_: pytest.fail("made anew"))
             assert cards.view() == first
 
     def test_of_a_reset_session_are_not_those_of_the_run_before(self) -> None:
@@ -126,7 +150,7 @@ class TestHints:
         with make_session() as session:
             assert self.hint(session).startswith("Switch recording on")
             session.record_changes = True
-            assert self.hint(session).startswith("Recording begins with the next iteration")
+            assert self.hint(session).startswith("Nothing is recorded yet: Phase (P)")
 
     def test_of_an_iteration_that_was_not_recorded(self) -> None:
         with make_session() as session:

@@ -91,8 +91,8 @@ class TestDispatch:
         for name, can in bar_view(session)["can"].items():
             if not can and name != "pause":
                 assert refused(session, name) == f"{name}: the session is closed; make a new one"
-        assert told(session, "choose", iteration=3) == "shows iteration 3"
-        assert told(session, "save", folder=str(tmp_path / "late")).startswith("saved in")
+        assert told(session, "choose", iteration=3) == ""
+        assert told(session, "save", folder=str(tmp_path / "late")).startswith("saved; in a terminal: ")
 
 
 class TestDriving:
@@ -466,20 +466,20 @@ class TestLooking:
         with one_request(make_session()) as session:
             session.run(4)
             commands = Commands(session)
-            assert commands.run("choose", {"iteration": 2})["text"] == "shows iteration 2"
+            assert commands.run("choose", {"iteration": 2})["text"] == ""  # every view shows it
             assert commands.chosen == 2
             notice = commands.run("choose", {"iteration": 9})
             assert (notice["level"], notice["text"]) == ("error", "iteration 9 is not in the history; 0 to 3 are")
             assert commands.chosen == 2
             assert "at least 0" in commands.run("choose", {"iteration": -1})["text"]
-            assert commands.run("choose", {"iteration": None})["text"] == "follows the newest iteration"
+            assert commands.run("choose", {"iteration": None})["text"] == ""
             assert commands.chosen is None
 
     def test_saves_at_a_border_and_nowhere_else(self, tmp_path: Path) -> None:
         with one_request(make_session()) as session:
             session.run(4)
             folder = tmp_path / "run"
-            assert told(session, "save", folder=str(folder)) == f"saved in {folder}"
+            assert told(session, "save", folder=str(folder)) == f"saved; in a terminal: workbench report {folder}"
             assert len(load_run(folder).records.iterations) == 4
             assert str(folder) in refused(session, "save", {"folder": str(folder)})
             session.step_phase()

@@ -77,15 +77,15 @@ class TestFacts:
             session.submit([1], max_tokens=12, ignore_eos=True)
             session.step_phase()
             session.step()
-            assert facts(PastFacts(session).view())["times are void"] == "hand_stepped"
+            assert facts(PastFacts(session).view())["times are void"] == "stepped by hand or held at a breakpoint"
 
     def test_name_the_graph_and_the_padding(self) -> None:
         with make_session(graphs=[4], graph_non_decode=False) as session:
             session.submit([1], max_tokens=12, ignore_eos=True)
             session.run(3)
             past = PastFacts(session)
-            assert facts(past.view(0))["ran as"] == "eager: prefill not captured"
-            assert facts(past.view(2))["ran as"] == "bucket of 4 tokens, 0 prefill and 4 decode rows"
+            assert facts(past.view(0))["ran"] == "eagerly: prefill not captured"
+            assert facts(past.view(2))["ran"] == "as bucket of 4 tokens, 0 prefill and 4 decode rows"
             assert facts(past.view(2))["padding"] == "3 tokens"
 
     def test_of_the_same_number_after_a_reset_are_the_new_ones(self) -> None:

@@ -11,6 +11,7 @@ from engine.phases import Phase
 from tests.oracle_world import loaded_oracle
 from tests.unit.workbench.panel.test_bar_view import fail_in
 from tests.unit.workbench.worlds import make_session, spread_workload
+from tracing.void_words import VOID_WORDS
 from workbench.panel import requests_view as module
 from workbench.panel.hues import NUM_HUES
 from workbench.panel.messages import RequestRow
@@ -324,6 +325,15 @@ class TestTimes:
             voids.append({name: row["is_void"] for name, row in rows(session).items()})
 
         assert voids == [{"stepped": True, "before": False}] * 2
+
+    def test_say_why_they_do_not_count(self) -> None:
+        """Whatever the reason was, the panel called it a person's stepping."""
+        with make_session() as session:
+            session.submit([1], max_tokens=3, request_id="inline")
+            assert rows(session)["inline"]["why_void"] == ""
+            session.run()
+
+            assert rows(session)["inline"]["why_void"] == VOID_WORDS["inline_device"]
 
 
 class TestMany:
