@@ -30,7 +30,8 @@ def progress_bar(total: int, *, wanted: bool = True, what: str = "serve", unit: 
 def waiting_line(text: str, *, wanted: bool = True) -> Iterator[None]:
     """A line with the time passed, for what takes longer than a second and cannot say how far it is.
 
-    Written to standard error, and not at all where that is a file or a pipe; gone when the work is done.
+    Written to standard error, and not at all where that is a file or a pipe; gone when the work is done. In a notebook
+    it is written below the cell, and stays.
 
     Args:
         text: Stands before the time.
@@ -53,7 +54,9 @@ def _tell(text: str, is_done: Event) -> None:
 
     if is_done.wait(_PATIENCE_S):
         return
-    with tqdm(desc=text, bar_format="{desc} {elapsed}", leave=False, disable=_disable(True)) as line:
+    # A notebook shows standard error on red, and where a line was wiped out an empty one: there it is said and stays.
+    where = {"file": sys.stdout, "leave": True} if _is_in_kernel() else {"leave": False}
+    with tqdm(desc=text, bar_format="{desc} {elapsed}", disable=_disable(True), **where) as line:
         if line.disable:
             return
         line.start_t -= _PATIENCE_S
