@@ -89,7 +89,7 @@ def _digest(engine: Engine) -> tuple[Any, ...]:
 
 
 def check_rows(engine: Engine, border: Border) -> None:
-    """I1-I3, I5 and I11 on the host: borders, unique owners, columns that belong to the row's request, free rows empty."""
+    """I1-I3, I5, I11 on the host: borders, unique owners, columns that belong to the row's request, free rows empty."""
     table = engine.table
     live = table.num_live
     require(0 <= table.num_paused <= live <= table.max_requests, "I1", "row borders out of order")

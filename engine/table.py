@@ -171,9 +171,7 @@ class RequestTable:
         self.num_output[self.num_paused : self.num_live] += 1
         self.log.append(self.active_requests(), tokens)
 
-    def add(
-        self, request: Request, block_ids: NDArray[np.int32], *, prefill_len: int, chunk: int | None = None
-    ) -> int:
+    def add(self, request: Request, block_ids: NDArray[np.int32], *, prefill_len: int, chunk: int | None = None) -> int:
         """Append a prefill row holding ``block_ids``; returns its index. The caller checked that a row is free.
 
         Args:

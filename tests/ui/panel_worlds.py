@@ -99,6 +99,7 @@ def request_row(number: int, state: str = "decode", **changes: Any) -> RequestRo
         "ttft_ms": 31.26 + 17 * number if output else None,
         "tpot_ms": 8.421 + number / 10 if output > 1 else None,
         "is_void": number == 2,
+        "why_void": "stepped by hand" if number == 2 else "",
         "can_abort": state not in ("finished", "aborted"),
     }
     return {**row, **changes}  # type: ignore[typeddict-item]

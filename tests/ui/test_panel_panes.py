@@ -58,7 +58,7 @@ class TestRequests:
         void = page.page.locator("[data-void]")
 
         assert void.count() == 3
-        assert "stepping" in void.first.get_attribute("title")
+        assert "stepped by hand" in void.first.get_attribute("title")
 
     def test_shows_names_and_tokens_as_the_words_they_are(self, page: PanelPage) -> None:
         row = request_row(0, request_id=HTML, tokens=[{"text": HTML, "title": HTML}], why=HTML)
