@@ -23,6 +23,7 @@ def caught_by(fault: Fault) -> str | None:
     """The first thing that a few schedules complain of; None if nothing does."""
     for seed in range(NUM_SCHEDULES):
         engine = oracle_engine(has_text=fault.text, **fault.options)
+        engine.device.op_sleep_s = fault.slow
         try:
             play(World(engine), random.Random(seed), text=fault.text)
         except Exception as error:
@@ -50,5 +51,6 @@ class TestPlantedFaults:
     def test_are_what_the_schedules_complain_of(self, options: dict[str, Any]) -> None:
         for seed in range(3):
             engine = oracle_engine(has_text=True, **options)
+            engine.device.op_sleep_s = {"publish": 0.002}
             play(World(engine), random.Random(seed), text=True)
             engine.close()
