@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[!.]*.ipynb"))
 
 
+PANEL = ROOT / "notebooks" / "00_panel.ipynb"
 FIRST_STEPS = ROOT / "notebooks" / "01_first_steps.ipynb"
 OVERLAP = ROOT / "notebooks" / "02_overlap.ipynb"
 NSIGHT = ROOT / "notebooks" / "07_nsight.ipynb"
@@ -76,6 +77,14 @@ class TestEveryNotebook:
         cells = nbformat.read(path, as_version=4).cells
 
         assert max(len(line) for cell in cells if cell.cell_type == "code" for line in cell.source.splitlines()) < 90
+
+
+class TestPanel:
+    def test_is_shown_without_a_downloaded_model(self) -> None:
+        notebook = run_notebook(PANEL, WITHOUT_SMOLLM2)
+
+        shown = [output.data for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
+        assert ["application/vnd.jupyter.widget-view+json" in data for data in shown] == [True]
 
 
 class TestFirstSteps:
