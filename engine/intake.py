@@ -58,6 +58,11 @@ class Intake:
             request_id = _free_name(f"request-{key}", live)
         if not isinstance(request_id, str) or not request_id:
             raise RequestError(f"request_id must be a string that is not empty, got {request_id!r}", field="request_id")
+        if not request_id.isprintable() or request_id.strip() != request_id:
+            raise RequestError(
+                f"request_id must be printable characters without blanks at its ends, got {request_id!r}",
+                field="request_id",
+            )
         if request_id in live:
             raise RequestError(
                 f"request_id {request_id!r} is in use by a live request; wait for its end or take another",

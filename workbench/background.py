@@ -81,6 +81,8 @@ class Background:
         self._describe = describe
         self._show_error = show_error
         self.pace_s = 0.0
+        self._has_rested = False
+        """Before the iteration that begins next, or is in hand: the device stood still for nobody's fault."""
         """A rest of so long behind each iteration; read anew at each."""
         self._pause_asked = False
         self._generation = 0
@@ -142,12 +144,14 @@ class Background:
         try:
             for turn in self._driver.go(outcome, n, until, self._waits):
                 self._note_wait(turn)
+                self._has_rested &= turn is Turn.WAITING
                 if turn is Turn.WAITING:
                     await self._turn_while_waiting()
                 elif turn is Turn.IDLE:
                     await asyncio.sleep(min(self._driver.desk.idle_s, _IDLE_NAP_S))
                 elif self.pace_s and not self._driver.desk.finished and outcome.iterations != n:
                     await self._rest(generation)
+                    self._has_rested = True
                 elif time.perf_counter_ns() >= slice_end_ns:
                     slice_end_ns = await self._turn()
                 if generation != self._generation:
@@ -188,7 +192,7 @@ class Background:
 
     def _waits(self, border: Border) -> bool:
         """Whether the phase before which an iteration stands would wait long for the device."""
-        if self.pace_s:
+        if self.pace_s or self._has_rested:
             border.iteration.void_reasons.add("paced")
         sampled = border.iteration.sampled
         if border.phase is not Phase.RESOLVE or sampled is None:

@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without µ still gets its table
     try:
+        _check_values(sys.argv[1:] if argv is None else argv)
         args, rest = _parser().parse_known_args(argv)
         command: Command = args.command
         if rest and command is not _lab:
@@ -81,6 +82,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("workbench: interrupted", file=sys.stderr)
         return 130
+
+
+def _check_values(argv: Sequence[str]) -> None:
+    """Refuse an option with an empty value, which a shell makes of a variable that is not set.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for flag, value in zip(argv, [*argv[1:], None], strict=True):
+        name, equals, joined = flag.partition("=")
+        if flag.startswith("--") and (value == "" or (equals and not joined)):
+            raise UsageError(f"{name} is given without a value")
 
 
 def _unknown(args: argparse.Namespace, rest: Sequence[str]) -> str:

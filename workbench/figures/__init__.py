@@ -8,6 +8,7 @@ figure.save("latency.svg")                    # or .png, .pdf, .html; with what 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from tracing.trace import Trace
@@ -52,8 +53,12 @@ def make_figure(name: str, sources: Sources, *, template: str = "light", **optio
     """
     if name not in FIGURES:
         raise FigureError(f"there is no figure {name!r}; there are {', '.join(FIGURES)}")
+    make = FIGURES[name]
+    known = list(signature(make).parameters)[1:]
+    if unknown := [option for option in options if option not in known]:
+        raise FigureError(f"the figure {name!r} has no option {unknown[0]!r}; it takes {', '.join(known) or 'none'}")
     traces = traces_of(sources)
-    data, chart = FIGURES[name](traces, **options)
+    data, chart = make(traces, **options)
     return Figure(chart, data, Provenance.of(traces), template)
 
 

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from workbench.session import Session
 
 
+_LONGEST = 400
+"""Characters of a notice."""
+
+
 class Notices:
     """Makes the notices of one panel."""
 
@@ -28,7 +32,7 @@ class Notices:
         """What a person can mend in a line; what stopped the engine, and what nobody foresaw, with its traceback."""
         failure = self._session.last_failure
         is_failure = failure is not None and failure.error is error
-        if isinstance(error, (EngineError, RunFolderError)) and not is_failure:
+        if isinstance(error, (EngineError, RunFolderError, OSError, UnicodeError)) and not is_failure:
             return self._notice("error", str(error), "", command)
         where = "" if failure is None or failure.phase is None or not is_failure else f" in {failure.phase.value}"
         remedy = "; recover goes on from the tokens there are, reset drops all" if is_failure else ""
@@ -55,4 +59,6 @@ def place_of(session: Session) -> str:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())
+    """One line, of which the end is left out where somebody typed a page."""
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else line[:_LONGEST] + "…"

@@ -7,8 +7,11 @@ import time
 
 import pytest
 
+from engine.errors import RequestError
 from tests.unit.workbench.worlds import oracle
+from workbench.cli import main
 from workbench.driver import LEFT_NS
+from workbench.figures import FigureError
 from workbench.peek import SessionError
 from workbench.session import Session
 
@@ -102,3 +105,39 @@ class TestEnds:
     def test_a_number_of_iterations_is_a_whole_one(self, session: Session, n: object) -> None:
         with pytest.raises(SessionError, match="takes a number of iterations"):
             session.run(n)  # type: ignore[arg-type]
+
+
+class TestIds:
+    @pytest.mark.parametrize("request_id", [" ", "a ", "\ud800", "a\nb", "\x00"])
+    def test_are_words_that_can_be_saved_and_shown(self, session: Session, request_id: str) -> None:
+        """A lone surrogate was taken, and the session could never be saved."""
+        with pytest.raises(RequestError, match="printable"):
+            session.submit([1], request_id=request_id)
+
+
+class TestOptions:
+    @pytest.mark.parametrize("words", [["--save", ""], ["--save="], ["--model", ""], ["--clock="]])
+    def test_without_a_value_are_named(self, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        """``--save "$UNSET"`` ran to the end and saved nothing."""
+        assert main(["run", "--model", "oracle", *words]) == 2
+        assert f"{words[0].rstrip('=')} is given without a value" in capsys.readouterr().err
+
+    def test_of_figures_are_known(self, session: Session) -> None:
+        with pytest.raises(FigureError, match="has no option 'foo'; it takes"):
+            session.figure("bubbles", foo=1)
+
+
+class TestPace:
+    def test_taken_away_during_a_rest_still_voids_the_iteration_behind_it(self, session: Session) -> None:
+        async def drive() -> None:
+            session.pace_s = 0.3
+            run = session.start(4)
+            while session.engine.controller.next_index < 2:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            session.pace_s = 0.0
+            await run
+
+        asyncio.run(drive())
+        rested = [record.iteration for record in session.iterations() if "paced" in record.void_reasons]
+        assert rested == [0, 1, 2]
