@@ -90,7 +90,7 @@ def _check_values(argv: Sequence[str]) -> None:
     Raises:
         UsageError: there is one.
     """
-    for flag, value in zip(argv, [*argv[1:], None], strict=True):
+    for flag, value in zip(argv, [*argv, None][1:], strict=True):
         name, equals, joined = flag.partition("=")
         if flag.startswith("--") and (value == "" or (equals and not joined)):
             raise UsageError(f"{name} is given without a value")
