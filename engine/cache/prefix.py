@@ -95,11 +95,6 @@ class PrefixIndex:
         return block in self._by_block
 
     @property
-    def blocks(self) -> list[int]:
-        """All named blocks, in the order in which they were named."""
-        return list(self._by_block)
-
-    @property
     def idle(self) -> list[int]:
         """Those that nobody holds."""
         return [named.block for named in self._by_block.values() if named.is_idle]

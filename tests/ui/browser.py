@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,6 +64,16 @@ def opened_page(
         yield page, errors
     finally:
         context.close()
+
+
+def load(page: Any, errors: list[str], address: str, serve: Callable[[Any], None]) -> None:
+    """Open a page whose every file ``serve`` answers, and wait until its modules say that they are there."""
+    page.route(f"{address}/**", serve)
+    page.goto(f"{address}/")
+    try:
+        page.wait_for_function("() => window.isReady", timeout=20_000)
+    except Exception as error:
+        raise AssertionError(f"the modules were not loaded: {errors}") from error
 
 
 def keep_shot(page: Any, name: str) -> None:

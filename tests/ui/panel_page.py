@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.ui.browser import opened_page
+from tests.ui.browser import load, opened_page
 from workbench.widgets.front_end import HOME
 from workbench.widgets.panel_bar import PanelBar
 from workbench.widgets.panel_panes import PanelPanes
@@ -95,12 +95,7 @@ def panel_page(
     """
     given = dict(traits or {})
     with opened_page(browser, **options) as (page, errors):
-        page.route(f"{_ADDRESS}/**", lambda route: _serve(route, joined))
-        page.goto(f"{_ADDRESS}/")
-        try:
-            page.wait_for_function("() => window.isReady", timeout=20_000)
-        except Exception as error:
-            raise AssertionError(f"the modules were not loaded: {errors}") from error
+        load(page, errors, _ADDRESS, lambda route: _serve(route, joined))
         states = {
             name: {trait: given.get(trait, _default(kind, trait)) for trait in _TRAITS[name]}
             for name, kind in _WIDGETS.items()

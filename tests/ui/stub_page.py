@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.ui.browser import opened_page
+from tests.ui.browser import load, opened_page
 from workbench.widgets.front_end import HOME
 from workbench.widgets.timeline import TimelineWidget
 from workbench.widgets.timeline_stream import Outgoing
@@ -110,12 +110,7 @@ def timeline_page(
         **options: Of :func:`tests.ui.browser.opened_page`.
     """
     with opened_page(browser, **options) as (page, errors):
-        page.route(f"{_ADDRESS}/**", lambda route: _serve(route, joined))
-        page.goto(f"{_ADDRESS}/")
-        try:
-            page.wait_for_function("() => window.isReady", timeout=20_000)
-        except Exception as error:
-            raise AssertionError(f"the module was not loaded: {errors}") from error
+        load(page, errors, _ADDRESS, lambda route: _serve(route, joined))
         defaults = {name: TimelineWidget.class_traits()[name].default() for name in _TRAITS}
         stub = StubPage(page, errors)
         stub.call("start", {**defaults, **(traits or {})})
