@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from engine.invariants import check_device, check_idle
 from engine.models.loader import LoadedModel, load_model
 from engine.phases import Order, Reason
 from engine.request import RequestOutput
+from tests.sync_debug import no_hidden_synchronisation
 from tests.teacher import engine_says
 from tests.tell import tell
 from workbench.comparison import compare
@@ -125,15 +124,6 @@ class TestBfloat16:
         tell(capsys, [f"{backend}: {found.verdict_text}", *map(str, parted)])
         assert found.runs[2].counters["reasons"]["chunk_in_progress"] > 10
         assert found.outputs_match, "rounding does not explain what is DIFFERENT above"
-
-
-@contextmanager
-def no_hidden_synchronisation() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 class TestWaitsForNothing:

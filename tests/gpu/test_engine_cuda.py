@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-import torch
 
 from engine import EngineConfig, SamplingParams
 from engine.engine import Engine
 from engine.invariants import check_device, check_idle
 from engine.phases import Order
+from tests.sync_debug import no_hidden_synchronisation
 
 PROMPTS = [[1 + (7 * i + j) % 60 for j in range(n)] for i, n in enumerate((1, 2, 15, 16, 17, 33, 60, 5, 9, 3, 30))]
 MIX = [
@@ -38,15 +36,6 @@ def run(model: str, **options: Any) -> list[tuple[Any, ...]]:
         check_device(engine)
         check_idle(engine)
     return [(o.token_ids, o.finish_reason) for o in outputs]
-
-
-@contextmanager
-def no_hidden_synchronisation() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 class TestSameTokens:
