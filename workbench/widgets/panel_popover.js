@@ -19,6 +19,7 @@ export class Popover {
     opener.popoverTargetElement = this.box;
     opener.setAttribute("aria-haspopup", "dialog");
     opener.addEventListener("click", (event) => { if (!isEnabled(opener)) event.preventDefault(); });
+    this.box.addEventListener("beforetoggle", (event) => { if (event.newState === "open") this.aimFocus(); });
     this.box.addEventListener("toggle", (event) => this.toggled(event.newState === "open"));
     const follow = () => { if (this.isOpen) placeBelow(this.box, opener); };
     window.addEventListener("scroll", follow, { signal: part.signal, capture: true });
@@ -27,12 +28,17 @@ export class Popover {
 
   get isOpen() { return this.box.matches(":popover-open"); }
 
+  // The browser itself focuses the first field in the click that opens: "toggle" comes a task later, when the first
+  // letter may have been typed already.
+  aimFocus() {
+    for (const old of this.box.querySelectorAll("[autofocus]")) old.autofocus = false;
+    const first = this.box.querySelector("textarea, input, select, button");
+    if (first) first.autofocus = true;
+  }
+
   toggled(isOpen) {
     this.opener.setAttribute("aria-expanded", String(isOpen));
-    if (!isOpen) return;
-    placeBelow(this.box, this.opener);
-    const first = this.box.querySelector("textarea, input, select, button");
-    if (first) first.focus({ preventScroll: true });
+    if (isOpen) placeBelow(this.box, this.opener);
   }
 
   close() { if (this.isOpen) this.box.hidePopover(); }
