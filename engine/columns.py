@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.device import Device
@@ -66,6 +67,8 @@ class WideRows:
     bias_values: Tensor | None = None
     prompt_mask: Tensor | None = None
     output_counts: Tensor | None = None
+    shared_blocks: tuple[Tensor, Tensor, Tensor] | None = None
+    """Rows, columns and ids of the blocks that new rows share, [m] each: int64, int64, int32."""
 
 
 class DeviceColumns:
@@ -114,6 +117,15 @@ class DeviceColumns:
             staged.prompt_mask, staged.output_counts = self._histories(requests)
         return staged
 
+    def stage_shared(self, rows: Sequence[int], blocks: Sequence[NDArray[np.int32]]) -> tuple[Tensor, Tensor, Tensor]:
+        """Host tensors for the blocks that new rows share with others: ``blocks[i]`` are the first ones of row i."""
+        sizes = [one.size for one in blocks]
+        staged = [self._device.host((sum(sizes),), dtype) for dtype in (torch.int64, torch.int64, torch.int32)]
+        staged[0].numpy()[:] = np.repeat(np.asarray(rows, dtype=np.int64), sizes)
+        staged[1].numpy()[:] = np.concatenate([np.arange(size) for size in sizes])
+        staged[2].numpy()[:] = np.concatenate(blocks)
+        return staged[0], staged[1], staged[2]
+
     def _padded(self, ids: Sequence[Sequence[int]]) -> Tensor:
         padded = np.full((len(ids), max(1, max(map(len, ids)))), self.vocab_size, dtype=np.int64)
         for i, row in enumerate(ids):
@@ -129,10 +141,13 @@ class DeviceColumns:
         return torch.from_numpy(mask), torch.from_numpy(counts)
 
     def write_rows(self, rows: Tensor, ints: Tensor, floats: Tensor, wide: WideRows) -> None:
-        """Start ``rows`` [n]: parameters set, block table all dummy, no history."""
+        """Start ``rows`` [n]: parameters set, block table all dummy but for shared blocks, no history."""
         self.ints.index_copy_(0, rows, ints)
         self.floats.index_copy_(0, rows, floats)
         self.block_table.index_fill_(0, rows, self.dummy_block)
+        if wide.shared_blocks is not None:
+            at_rows, at_cols, ids = (part.to(self.block_table.device, non_blocking=True) for part in wide.shared_blocks)
+            self.block_table.index_put_((at_rows, at_cols), ids)
         self.stop_ids = self._write_wide(self.stop_ids, rows, wide.stop_ids, self.vocab_size, torch.int64)
         self.bias_ids = self._write_wide(self.bias_ids, rows, wide.bias_ids, self.vocab_size, torch.int64)
         self.bias_values = self._write_wide(self.bias_values, rows, wide.bias_values, 0, torch.float32)

@@ -33,8 +33,6 @@ def check_mode(mode: str) -> Mode:
 
 _NOT_YET: dict[str, tuple[Any, str]] = {
     "graph_all_prefills": (False, "graph-aware admission"),
-    "prefix_caching": (False, "the prefix cache"),
-    "eviction_policy": (None, "the prefix cache"),
     "overlap_admission": (False, "overlapped admission"),
     "mamba_cache_gb": (None, "the Mamba prefix cache"),
     "ssm_backend": ("auto", "state-space models"),
@@ -95,9 +93,18 @@ class EngineConfig:
     """Read prompts that exceed what a forward's token budget leaves in chunks, beside decode rows, one at a time. It
     lets ``max_sequence_length`` exceed ``max_batch_tokens``."""
     prefix_caching: bool = False
-    """Reuse KV blocks of equal prefixes. Not available yet."""
-    eviction_policy: str | None = None
-    """Which cached block goes first. Not available yet."""
+    """Reuse KV blocks of equal prefixes: prompts that begin alike are computed once. Blocks are told apart by what they
+    hold and by ``cache_salt`` of :meth:`engine.engine.Engine.add_request`."""
+    eviction_policy: Literal["lru", "ref_zero"] = "lru"
+    """What becomes of a cached block that nobody holds. ``lru``: it stays until its place is needed, and the least
+    recently used one that no cached block follows goes first. ``ref_zero``: it is free at once."""
+    capacity_policy: Literal["guaranteed_no_evict", "max_utilization"] = "guaranteed_no_evict"
+    """When there are blocks enough to admit a request. ``guaranteed_no_evict``: if the pool could hold every live
+    request at its longest output, so that none ever gives way. ``max_utilization``: if it holds its prompt; when blocks
+    run out rows pause, and the newest go back to the queue and are computed again."""
+    paused_blocks: int | None = None
+    """Blocks that paused rows may hold together; None: a quarter of the pool. Beyond it they go back to the queue. Only
+    with ``max_utilization``."""
     overlap_admission: bool = False
     """Admit while a forward is pending. Not available yet."""
     speculative_tokens: int = 0
@@ -140,6 +147,8 @@ class EngineConfig:
             ("sampling_backend", ("auto", "torch", "triton", "flashinfer")),
             ("attention_backend", ("auto", "torch", "triton", "flashinfer")),
             ("logprobs_mode", ("raw", "processed")),
+            ("eviction_policy", ("lru", "ref_zero")),
+            ("capacity_policy", ("guaranteed_no_evict", "max_utilization")),
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}")
@@ -147,7 +156,7 @@ class EngineConfig:
             raise ConfigError("dtype=float64 needs attention_backend=torch")
 
     def _check_counts(self) -> None:
-        for name in ("graph_non_decode", "chunked_prefill", "launch_ending_rows", "debug_invariants"):
+        for name in ("graph_non_decode", "chunked_prefill", "prefix_caching", "launch_ending_rows", "debug_invariants"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
@@ -166,6 +175,7 @@ class EngineConfig:
             raise ConfigError("num_blocks and kv_cache_gb exclude each other; give one")
         if self.kv_cache_gb is not None and not self.kv_cache_gb > 0:
             raise ConfigError(f"kv_cache_gb must be above 0, got {self.kv_cache_gb!r}")
+        self._check_paused_blocks()
         self._check_graphs()
         if self.max_batch_tokens < self.max_requests:
             raise ConfigError(
@@ -179,6 +189,15 @@ class EngineConfig:
             )
         if self.op_sleep_s < 0 or (self.op_sleep_s and self.device == "cuda"):
             raise ConfigError("op_sleep_s must be 0 or more, and works on the CPU devices only")
+
+    def _check_paused_blocks(self) -> None:
+        count = self.paused_blocks
+        if count is None:
+            return
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ConfigError(f"paused_blocks must be a whole number, at least 0, got {count!r}")
+        if self.capacity_policy != "max_utilization":
+            raise ConfigError("paused_blocks: no row ever pauses with guaranteed_no_evict; set capacity_policy too")
 
     def _check_graphs(self) -> None:
         if self.graphs == "auto":

@@ -20,9 +20,11 @@ from engine.cache.blocks import BlockPool
 from engine.config import Mode, ResolvedConfig
 from engine.counters import Counters
 from engine.layout import NO_NEW_BLOCKS, NewBlocks, as_index
+from engine.pausing import Room
 from engine.phases import Order, Phase, Reason
 from engine.plan import Plan
 from engine.policy import OrderPolicy, OrderState, choose_order
+from engine.prefix_cache import PrefixCache
 from engine.request import Request, RequestOutput, RequestState
 from engine.resolution import commit_results
 from engine.results import PendingForward, SampleResult
@@ -56,6 +58,8 @@ class Iteration:
     """Requests whose end resolve found, or an abort; emit makes their last output."""
     outputs: list[RequestOutput] = field(default_factory=list)
     new_tokens: int = 0
+    room: Room | None = None
+    """Rows that paused, went on or went back to the queue for want of blocks."""
     rows_released: int = 0
     rows_moved: int = 0
     wasted: Counter[str] = field(default_factory=Counter)
@@ -108,6 +112,7 @@ class Controller:
         counters: Counters,
         recorder: Recorder,
         policy: OrderPolicy,
+        cache: PrefixCache | None = None,
         watch: Watcher | None = None,
     ) -> None:
         self.resolved = resolved
@@ -119,6 +124,8 @@ class Controller:
         self.counters = counters
         self.recorder = recorder
         self.policy = policy
+        self.cache = cache
+        """Names blocks as they are filled; None without prefix caching."""
         self.watch = watch
         """Called at every border before it is yielded; the debug mode's invariant checks."""
         self.mode: Mode = resolved.config.mode
@@ -237,6 +244,10 @@ class Controller:
         c.compaction_steps += iteration.order is Order.OVERLAP and iteration.rows_released > 0
         c.rows_released += iteration.rows_released
         c.rows_moved += iteration.rows_moved
+        if iteration.room is not None:
+            c.pauses += len(iteration.room.paused)
+            c.resumes += len(iteration.room.resumed)
+            c.evictions += len(iteration.room.evicted)
         if iteration.wasted:
             c.rows_dropped += iteration.wasted.total()
             c.wasted.update(iteration.wasted)
@@ -272,7 +283,20 @@ class Controller:
         """Nothing is pending here, so rows may be released and taken freely (I29)."""
         self._end_aborted(iteration)
         self._release(iteration)
+        self._make_room(iteration)
         iteration.admitted = self.queue.admit()
+
+    def _make_room(self, iteration: Iteration) -> None:
+        room = self.queue.make_room()
+        if room is None:
+            return
+        iteration.room = room
+        if room.moves is not None:
+            self.runner.launch_moves(room.moves)
+            iteration.rows_moved += room.moves.source.size
+        for kind, requests in (("pause", room.paused), ("resume", room.resumed), ("evict", room.evicted)):
+            for request in requests:
+                self.recorder.instant(kind, request_id=request.request_id, free_blocks=self.pool.num_free)
 
     def _continuing_rows(self) -> Rows:
         """Active rows that the next forward holds: all but those known to end with the pending one."""
@@ -340,6 +364,8 @@ class Controller:
             return
         iteration.launched = self.runner.launch_forward(iteration.plan)
         self.pending = iteration.launched
+        if self.cache is not None and iteration.plan.dims.num_prefill:
+            self.cache.name_read(iteration.plan.table_rows[iteration.plan.dims.num_decode :].tolist())
 
     def _sample(self, iteration: Iteration) -> None:
         """The pending forward is consumed: sampled here, resolved later in this iteration (I26)."""
@@ -387,6 +413,9 @@ class Controller:
             alive = np.ones(table.num_live, dtype=np.bool_)
             alive[rows] = False
             self._count_wasted(iteration, alive)
+            if self.cache is not None:
+                for request in iteration.ended:
+                    self.cache.name_written(request)
             self.pool.release(table.held_blocks(np.array(rows, dtype=np.int64)))
             moves = table.keep(alive)
             self.runner.launch_moves(moves)

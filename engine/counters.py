@@ -37,6 +37,18 @@ class Counters:
     """Forwards that ran eagerly although graphs were captured."""
     prefill_tokens: int = 0
     """Prompt tokens computed."""
+    prefix_query_tokens: int = 0
+    """Tokens that requests had to have in the cache when they were admitted; with prefix caching only."""
+    prefix_hit_tokens: int = 0
+    """Of those, the ones that were there already: their computation was skipped."""
+    prefix_waits: int = 0
+    """How often a request waited a round for a prefix that another one was computing."""
+    pauses: int = 0
+    """Rows that paused for want of a block."""
+    resumes: int = 0
+    """Paused rows that went on."""
+    evictions: int = 0
+    """Requests that went back to the queue for want of blocks, to be computed again."""
     generated_tokens: int = 0
     """Tokens given to requests."""
     sampled_rows: int = 0

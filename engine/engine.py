@@ -19,6 +19,8 @@ import torch
 
 from engine.admission import RequestQueue
 from engine.cache.blocks import BlockPool
+from engine.cache.prefix import EvictionPolicy
+from engine.cache.prefix_pool import PrefixPool
 from engine.config import EngineConfig, Mode, check_mode
 from engine.controller import Border, Controller, Iteration
 from engine.counters import Counters
@@ -29,8 +31,10 @@ from engine.intake import Intake, Prompt
 from engine.invariants import check_border
 from engine.models.loader import LoadedModel, load_model, register_builtin
 from engine.models.oracle import load_oracle
+from engine.pausing import RoomKeeper
 from engine.phases import Phase
 from engine.policy import OrderPolicy, check_policy, prefer_overlap
+from engine.prefix_cache import PrefixCache
 from engine.progress import CaptureBar
 from engine.request import Request, RequestOutput, RequestState, SamplingParams
 from engine.resolution import end_of
@@ -111,11 +115,16 @@ class Engine:
         self.resolved = resolve_config(self.config, loaded, self.device)
         self.counters = Counters()
         self._intake = Intake(self.resolved, loaded.tokenizer)
-        self.pool = BlockPool(self.resolved.num_blocks)
+        self.pool = self._make_pool()
         self.table = RequestTable(self.config.max_requests, self.resolved.max_blocks_per_row)
+        self.prefix_cache: PrefixCache | None = None
+        if isinstance(self.pool, PrefixPool):
+            self.prefix_cache = PrefixCache(self.table, self.pool, self.config.block_size, self.counters)
         self.queue = RequestQueue(
             self.table,
             self.pool,
+            cache=self.prefix_cache,
+            room=self._make_room_keeper(),
             max_batch_tokens=self.config.max_batch_tokens,
             chunked=self.config.chunked_prefill,
             block_size=self.config.block_size,
@@ -139,6 +148,7 @@ class Engine:
             counters=self.counters,
             recorder=self.recorder,
             policy=policy,
+            cache=self.prefix_cache,
             watch=self._check if self.config.debug_invariants else None,
         )
         self.failure: Failure | None = None
@@ -148,6 +158,23 @@ class Engine:
         self._border: Border | None = None
         self._closed = False
         self._mailboxes: dict[str, deque[RequestOutput]] = {}
+
+    def _make_pool(self) -> BlockPool:
+        if not self.config.prefix_caching:
+            return BlockPool(self.resolved.num_blocks)
+        return PrefixPool(self.resolved.num_blocks, EvictionPolicy(self.config.eviction_policy))
+
+    def _make_room_keeper(self) -> RoomKeeper | None:
+        if self.config.capacity_policy == "guaranteed_no_evict":
+            return None
+        wanted = self.config.paused_blocks
+        return RoomKeeper(
+            self.table,
+            self.pool,
+            block_size=self.config.block_size,
+            paused_blocks=self.resolved.num_blocks // 4 if wanted is None else wanted,
+            cache=self.prefix_cache,
+        )
 
     @classmethod
     def from_pretrained(
@@ -193,6 +220,7 @@ class Engine:
         *,
         request_id: str | None = None,
         stream: bool = False,
+        cache_salt: str = "",
     ) -> str:
         """Hand in a request; it is admitted by a later iteration. Allowed at any time, also in mid iteration.
 
@@ -201,6 +229,8 @@ class Engine:
             params: How to sample; the default is 16 tokens at temperature 1.
             request_id: Your name for it, free again once its last output was returned; None makes one.
             stream: Make an output at every token rather than only at the end.
+            cache_salt: Only requests of the same salt share cached blocks: whether another tenant has sent a prompt
+                cannot be told from how fast it is answered.
 
         Returns:
             The request's id.
@@ -210,7 +240,10 @@ class Engine:
             EngineError: the engine is closed.
         """
         self._require_open()
+        if not isinstance(cache_salt, str):
+            raise RequestError(f"cache_salt must be a string, got {cache_salt!r}", field="cache_salt")
         request = self._check_request(prompt, params or SamplingParams(), request_id, stream)
+        request.cache_salt = cache_salt
         self._next_key += 1
         self._live[request.request_id] = request
         self.queue.submit(request)
@@ -522,8 +555,7 @@ class Engine:
         self._void(["recovered"])
         self._quiesce()
         self.controller.drop_pending()
-        self.table.reset()
-        self.pool.reset()
+        self._clear_cache()
         waiting = set(self.queue.waiting)
         made = {output.request_id for output in self.controller.undelivered if output.finished}
         back = []
@@ -560,8 +592,7 @@ class Engine:
         self.controller.unemitted.clear()
         self.controller.mode = self.controller.wanted_mode
         self.queue.clear()
-        self.table.reset()
-        self.pool.reset()
+        self._clear_cache()
         outputs, self.controller.undelivered = self.controller.undelivered, []
         for request in list(self._live.values()):
             request.finish_reason = "abort"
@@ -573,6 +604,22 @@ class Engine:
         self.counters.reset()
         self.failure = None
         return outputs
+
+    def _clear_cache(self) -> None:
+        """No row, no held block, no cached block."""
+        self.table.reset()
+        self.pool.reset()
+        if self.prefix_cache is not None:
+            self.prefix_cache.reset()
+
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached prefix, also of blocks that live requests hold; these go on undisturbed.
+
+        Returns:
+            Cached blocks that are free now; 0 without prefix caching.
+        """
+        self._require_open()
+        return 0 if self.prefix_cache is None else self.prefix_cache.forget()
 
     def _quiesce(self) -> None:
         """Let launched work end, whatever it does, clear a device error, and let go of the iteration in hand."""

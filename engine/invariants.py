@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from engine.cache.prefix_pool import PrefixPool
 from engine.invariants_device import check_device, poison_void, require
 from engine.phases import Order, Phase, Reason
 from engine.plan import batch_rows_of
@@ -84,7 +85,7 @@ def _digest(engine: Engine) -> tuple[Any, ...]:
     table, pool = engine.table, engine.pool
     columns = tuple(column.tobytes() for _, column in table.columns())
     waiting = tuple(request.key for request in engine.queue.waiting)
-    counts = (table.version, table.num_paused, table.num_live, pool.num_free)
+    counts = (table.version, table.num_paused, table.num_live, pool.num_free, getattr(pool, "num_evicted", 0))
     return (columns, counts, pool.ref_counts.tobytes(), pool.free_ids.tobytes(), waiting)
 
 
@@ -156,6 +157,28 @@ def check_blocks(engine: Engine) -> None:
     require(not any(counts[block] for block in free), "I14", "a free block is held")
     num_held = sum(1 for count in references if count)
     require(pool.num_free + num_held == pool.num_blocks, "I12", "blocks are lost")
+    if isinstance(pool, PrefixPool):
+        _check_cached(engine, pool, set(free))
+
+
+def _check_cached(engine: Engine, pool: PrefixPool, free: set[int]) -> None:
+    """I14, I15, I17: cached blocks are neither free nor held, names one to one, and named blocks are not written to."""
+    try:
+        pool.index.check()
+    except AssertionError as error:
+        require(False, "I15", "{}", error)
+    idle = set(pool.index.idle)
+    require(not idle & free, "I14", "a cached block is free: {}", idle & free)
+    require(all(pool.ref_counts[block] == 0 for block in idle), "I14", "a cached block is held")
+    require(len(free) + len(idle) == pool.num_free, "I12", "{} free, {} cached, {} takeable", free, idle, pool.num_free)
+    table, block_size = engine.table, engine.config.block_size
+    for row in range(table.num_live):
+        first = int(table.chunk_done[row]) if table.is_prefill[row] else int(table.kv_len[row])
+        for block in table.block_ids[row, first // block_size : table.block_count[row]].tolist():
+            mine = int(pool.ref_counts[block]) == 1
+            require(mine, "I17", "row {} writes to block {}, which others hold", row, block)
+            is_open = table.is_prefill[row] or block not in pool.index
+            require(is_open, "I17", "row {} writes to block {}, which has a name", row, block)
 
 
 def check_row_lengths(engine: Engine, border: Border, standing: Standing) -> None:
@@ -171,7 +194,9 @@ def check_row_lengths(engine: Engine, border: Border, standing: Standing) -> Non
             wanted: tuple[int, ...] = (known - 1 + ahead[row],)
         elif ahead[row]:
             wanted = reads[1:]
-        else:  # placed, and not prepared yet; or read, and the next chunk not placed yet
+        elif _is_unpublished(request, border):
+            wanted = (0,)
+        else:  # its next chunk is placed and not prepared yet, or not even placed
             wanted = reads
         require(
             kv_len in wanted,
@@ -187,6 +212,11 @@ def check_row_lengths(engine: Engine, border: Border, standing: Standing) -> Non
         require(len(request.output_ids) <= request.max_new_tokens, "I9", "row {} is past its budget", row)
         limit = engine.resolved.max_sequence_length
         require(known <= limit, "I9", "{} exceeds max_sequence_length", request.request_id)
+
+
+def _is_unpublished(request: Request, border: Border) -> bool:
+    """Placed by this iteration and not prepared yet: the device does not know its row."""
+    return request in border.iteration.admitted and Phase.PREPARE not in _done_phases(border)
 
 
 def _tokens_ahead(controller: Controller, border: Border, standing: Standing) -> list[int]:
@@ -319,7 +349,8 @@ def check_staged(engine: Engine, iteration: Iteration) -> None:
     require(int(staged["query_len"][at].sum()) == dims.num_tokens, "I4", "query tokens do not sum up")
     for row, count in zip(rows[~is_decode].tolist(), staged["query_len"][at][~is_decode].tolist(), strict=True):
         length, left = int(table.prompt_len[row]), int(table.prompt_len[row] - table.chunk_end[row])
-        require(count != 1 or length == 1, "I48", "row {}: a chunk of one token of {}", row, length)
+        is_all = int(table.chunk_done[row]) % engine.config.block_size == 0 and left == 0  # all that a prefix left over
+        require(count != 1 or length == 1 or is_all, "I48", "row {}: a chunk of one token of {}", row, length)
         require(left != 1, "I48", "row {}: a chunk that leaves one token of {}", row, length)
 
 
@@ -393,7 +424,8 @@ def check_counters(engine: Engine, border: Border) -> None:
         counters.finished.total(),
         len(engine._live),
     )
-    require(iteration.rows_moved == 0 or iteration.rows_released > 0, "I36", "rows moved though none was released")
+    may_move = iteration.rows_released > 0 or iteration.room is not None
+    require(iteration.rows_moved == 0 or may_move, "I36", "rows moved though none was released")
     require(iteration.wasted.total() <= iteration.rows_released, "I36", "more rows wasted than released")
     if iteration.launched is not None:
         pending = engine.controller.pending

@@ -48,7 +48,7 @@ def check_device(engine: Engine, *, is_unresolved: bool = False) -> None:
     for row in range(table.num_live):
         if table.kv_len[row] == 0:
             continue  # placed, not published yet
-        is_partial = row == table.partial_row
+        is_sampled = is_unresolved and row >= table.num_paused and row != table.partial_row
         count, request = int(table.block_count[row]), table.requests[row]
         if table.is_prefill[row]:  # blocks of a chunk that was placed are published with its forward
             count = -(-int(table.kv_len[row]) // engine.config.block_size)
@@ -58,8 +58,8 @@ def check_device(engine: Engine, *, is_unresolved: bool = False) -> None:
             np.array_equal(held[:count], wanted), "I11", "row {}: device blocks {}, host blocks {}", row, held, wanted
         )
         require((held[count:] == columns.dummy_block).all(), "I3", "row {}: stale blocks on the device: {}", row, held)
-        _check_numbers(row, request, ints[row], floats[row], is_unresolved and not is_partial)
-        if not is_unresolved and not table.is_prefill[row]:
+        _check_numbers(row, request, ints[row], floats[row], is_sampled)
+        if not is_sampled and not table.is_prefill[row]:
             newest = int(ints[row, LAST_TOKEN])
             require(
                 newest == request.output_ids[-1],
@@ -69,7 +69,7 @@ def check_device(engine: Engine, *, is_unresolved: bool = False) -> None:
                 newest,
                 request.output_ids[-1],
             )
-        _check_wide(engine, row, request, is_unresolved)
+        _check_wide(engine, row, request, is_sampled)
 
 
 def _check_numbers(

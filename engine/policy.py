@@ -93,7 +93,7 @@ def choose_order(state: OrderState, policy: OrderPolicy) -> tuple[Order, Reason]
     """
     if state.has_pending and state.wanted_mode != state.mode:
         return Order.DRAIN, Reason.MODE_SWITCH
-    if not state.has_pending and state.num_active == 0 and not state.has_waiting:
+    if not state.has_pending and state.num_active + state.num_paused == 0 and not state.has_waiting:
         return Order.DRAIN, Reason.NOTHING_TO_RUN
     if state.mode == "legacy":
         return Order.LEGACY, Reason.LEGACY_MODE

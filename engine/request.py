@@ -260,6 +260,13 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
+    """Tokens that a prefix hit skipped when it was admitted first."""
+    cache_salt: str = ""
+    """Requests of different salts share no cached blocks."""
+    digests: list[bytes] = field(default_factory=list)
+    """Names of its full blocks, prompt first, as far as they were made; see :mod:`engine.cache.prefix`."""
+    cache_epoch: int = -1
+    """When it was placed, counted in resets of the prefix cache; blocks of an earlier time are not named."""
     emitted_tokens: int = 0
     """Output tokens already handed out."""
     emitted_chars: int = 0
@@ -290,6 +297,11 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and output tokens whose values the host knows."""
         return len(self.prompt_ids) + len(self.output_ids)
+
+    @property
+    def owes_prompt_logprobs(self) -> bool:
+        """Whether log probabilities of prompt tokens are wanted and not all there; a prompt's first token has none."""
+        return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_ids)
 
     @property
     def remaining_tokens(self) -> int:

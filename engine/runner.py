@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.attention.base import PlannerLimits, PrefillRows
 from engine.batch import BatchDimensions, BatchShape, PrefillPlan
-from engine.columns import DeviceColumns
+from engine.columns import DeviceColumns, WideRows
 from engine.config import ResolvedConfig
 from engine.device import Device, Stream, Timing, TracedForwards, Work
 from engine.errors import ConfigError
@@ -198,7 +198,6 @@ class Runner:
         self._stage(half, table, layout)
         stage_new(half, new, new_blocks)
         extra_idx, extra_targets = stage_prompt_rows(half, layout, prompt_rows)
-        rows_of_new = [request.row for request in new if request.row is not None]
         return Plan(
             table_rows=table_rows,
             dims=dims,
@@ -211,12 +210,20 @@ class Runner:
             is_in_order=are_neighbours(table_rows),
             new_rows=len(new),
             new_blocks=new_blocks,
-            wide=self.columns.stage_wide(new, rows_of_new, self.resolved.eos_token_ids) if new else None,
+            wide=self._stage_wide(table, new) if new else None,
             prompt_rows=prompt_rows,
             extra_idx=extra_idx,
             extra_targets=extra_targets,
             prefill_plan=self._plan_prefill(shape, half, table.block_ids, is_captured=graph is not None),
         )
+
+    def _stage_wide(self, table: RequestTable, new: Sequence[Request]) -> WideRows:
+        rows = [request.row for request in new if request.row is not None]
+        wide = self.columns.stage_wide(new, rows, self.resolved.eos_token_ids)
+        shared = [table.block_ids[row, : table.chunk_done[row] // self.block_size] for row in rows]
+        if any(blocks.size for blocks in shared):
+            wide.shared_blocks = self.columns.stage_shared(rows, shared)
+        return wide
 
     def _plan_prefill(
         self, shape: BatchShape, half: HostSlab, block_ids: NDArray[np.int32], *, is_captured: bool

@@ -14,8 +14,9 @@
         state_slot   [R]     int32   recurrent-state slot; -1 without one
         num_drafts   [R]     int32   drafted tokens in the pending forward
         num_accepted [R]     int32   of those, accepted
-        chunk_done   [R]     int32   prompt tokens read by chunks before the present one; 0 for whole prompts
+        chunk_done   [R]     int32   prompt tokens in the cache before the present chunk: of its prefix, of chunks
         chunk_end    [R]     int32   prompt tokens read once the present chunk has run; prompt_len for the last one
+        max_blocks   [R]     int32   blocks that admission set aside for it
         is_watched   [R]     bool    it streams, has stops of its own, or wants log probabilities
 
 The columns are plain numpy: what the device reads is staged in a pinned slab (``engine/staging.py``), so nothing here
@@ -48,6 +49,7 @@ _COLUMNS: dict[str, tuple[type[np.generic], int]] = {
     "num_accepted": (np.int32, 0),
     "chunk_done": (np.int32, 0),
     "chunk_end": (np.int32, 0),
+    "max_blocks": (np.int32, 0),
     "is_watched": (np.bool_, 0),
 }
 """Every one-dimensional column: its type and what a free row holds."""
@@ -85,7 +87,7 @@ def fill_holes(alive: NDArray[np.bool_]) -> Rows:
 
 
 class RequestTable:
-    """See the module's text for the map. All columns move together, in :meth:`keep` and nowhere else (I11)."""
+    """See the module's text for the map. All columns move together, in :meth:`rearrange` and nowhere else (I11)."""
 
     def __init__(self, max_requests: int, max_blocks_per_row: int) -> None:
         self.max_requests = max_requests
@@ -112,6 +114,7 @@ class RequestTable:
         self.num_accepted: NDArray[np.int32] = _column("num_accepted", max_requests)
         self.chunk_done: NDArray[np.int32] = _column("chunk_done", max_requests)
         self.chunk_end: NDArray[np.int32] = _column("chunk_end", max_requests)
+        self.max_blocks: NDArray[np.int32] = _column("max_blocks", max_requests)
         self.is_watched: NDArray[np.bool_] = _column("is_watched", max_requests)
 
     @property
@@ -171,14 +174,23 @@ class RequestTable:
         self.num_output[self.num_paused : self.num_live] += 1
         self.log.append(self.active_requests(), tokens)
 
-    def add(self, request: Request, block_ids: NDArray[np.int32], *, prefill_len: int, chunk: int | None = None) -> int:
+    def add(
+        self,
+        request: Request,
+        block_ids: NDArray[np.int32],
+        *,
+        prefill_len: int,
+        chunk: tuple[int, int] | None = None,
+        max_blocks: int = 0,
+    ) -> int:
         """Append a prefill row holding ``block_ids``; returns its index. The caller checked that a row is free.
 
         Args:
             request: Its owner.
-            block_ids: [count] int32, for the first chunk.
-            prefill_len: Tokens to read in all.
-            chunk: Tokens of the first chunk; None: all of them.
+            block_ids: [count] int32, those it shares first, then those of the first chunk.
+            prefill_len: Tokens to have in the cache before it decodes.
+            chunk: Where the first chunk begins and ends; None: all of them.
+            max_blocks: Blocks set aside for it.
         """
         row = self.num_live
         assert row < self.max_requests, "no free row"
@@ -190,7 +202,8 @@ class RequestTable:
         self.num_output[row] = len(request.output_ids)
         self.max_output[row] = request.max_new_tokens
         self.prompt_len[row] = prefill_len
-        self.chunk_end[row] = prefill_len if chunk is None else chunk
+        self.chunk_done[row], self.chunk_end[row] = (0, prefill_len) if chunk is None else chunk
+        self.max_blocks[row] = max_blocks
         self.is_prefill[row] = True
         self.is_watched[row] = request.is_watched
         self.block_ids[row, : block_ids.size] = block_ids
@@ -219,14 +232,27 @@ class RequestTable:
         Returns:
             The moves made; also what the device's columns must follow.
         """
-        self.log.hand_over()
-        order = fill_holes(alive)
+        paused = self.num_paused
+        order = np.concatenate([fill_holes(alive[:paused]), paused + fill_holes(alive[paused:])])
         if self.partial_row is not None and alive[-1]:  # no other row may stand behind it
             place = int(np.flatnonzero(order == alive.size - 1)[0])
             order[place], order[-1] = order[-1], order[place]
+        return self.rearrange(order, num_paused=int(np.count_nonzero(alive[:paused])))
+
+    def rearrange(self, order: Rows, *, num_paused: int) -> Moves:
+        """Let new row i be old row ``order[i]``; rows that are not in it are dropped, their blocks released before.
+
+        Args:
+            order: [k] int64, distinct live rows.
+            num_paused: How many of them are paused, those in front.
+        """
+        self.log.hand_over()
+        old_live = self.num_live
+        dropped = np.ones(old_live, dtype=np.bool_)
+        dropped[order] = False
         target = np.flatnonzero(order != np.arange(order.size)).astype(np.int64)
         source = order[target]
-        for row in np.flatnonzero(~alive).tolist():
+        for row in np.flatnonzero(dropped).tolist():
             request = self.requests[row]
             if request is not None:
                 request.row = request.token_log = None
@@ -237,11 +263,11 @@ class RequestTable:
             self.requests[target_row] = request
             if request is not None:
                 request.row = target_row
-        for row in range(order.size, self.num_live):
+        for row in range(order.size, old_live):
             self.clear(row)
-        self.num_live = order.size
+        self.num_live, self.num_paused = order.size, num_paused
         self.version += 1
-        new_row = np.full(alive.size, -1, dtype=np.int64)
+        new_row = np.full(old_live, -1, dtype=np.int64)
         new_row[order] = np.arange(order.size)
         return Moves(source, target, new_row)
 

@@ -148,10 +148,18 @@ class World:
         return [request_id for request_id, one in self.current.items() if one.last is None]
 
     def submit(
-        self, prompt: Sequence[int], params: SamplingParams, *, stream: bool = False, request_id: str | None = None
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        stream: bool = False,
+        request_id: str | None = None,
+        cache_salt: str = "",
     ) -> str:
         assert params.seed is not None, "tests name their seeds"
-        given = self.engine.add_request(list(prompt), params, request_id=request_id, stream=stream)
+        given = self.engine.add_request(
+            list(prompt), params, request_id=request_id, stream=stream, cache_salt=cache_salt
+        )
         one = Submitted(given, list(prompt), params, stream)
         self.all.append(one)
         self.current[given] = one
@@ -351,7 +359,22 @@ def random_prompt(rng: random.Random, longest: int = 60) -> list[int]:
     return [rng.randrange(VOCAB) for _ in range(min(length, longest))]
 
 
-def play(world: World, rng: random.Random, *, num_acts: int = 30, text: bool = False) -> None:
+def shared_prompt(rng: random.Random, longest: int = 60) -> list[int]:
+    """One of few beginnings, up to a place of its own, and a tail that is often none."""
+    first = 11 * rng.randrange(2)
+    base = [(first + 5 * place) % VOCAB for place in range(longest)]
+    tail = [rng.randrange(VOCAB) for _ in range(rng.choice([0, 0, 1, 3, 9]))]
+    return (base[: rng.choice([3, 4, 5, 8, 12, 16, 17, 24, 31, 32, 40, longest])] + tail)[:longest]
+
+
+def play(
+    world: World,
+    rng: random.Random,
+    *,
+    num_acts: int = 30,
+    text: bool = False,
+    prompt: Callable[[random.Random], list[int]] = random_prompt,
+) -> None:
     """A schedule that touches everything but failures, drawn from ``rng``; ends drained and checked."""
 
     def at_border(_: Border) -> None:
@@ -362,7 +385,7 @@ def play(world: World, rng: random.Random, *, num_acts: int = 30, text: bool = F
     for _ in range(num_acts):
         act = rng.random()
         if act < 0.4:
-            world.submit(random_prompt(rng), random_params(rng, text=text), stream=rng.random() < 0.5)
+            world.submit(prompt(rng), random_params(rng, text=text), stream=rng.random() < 0.5)
         elif act < 0.8:
             world.step()
         elif act < 0.92:

@@ -313,7 +313,7 @@ def logprobs_of_the_next_row(patch: Patch) -> None:
 
 def admission_counts_free_blocks_only(patch: Patch) -> None:
     def capacity(real: Any, self: RequestQueue) -> Capacity:
-        return replace(real(self), unreserved_blocks=self._pool.num_free)
+        return replace(real(self), free_blocks=self._pool.num_free)
 
     wrap(patch, RequestQueue, "capacity", capacity)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.admission import Capacity, Refusal, blocks_for, refusal
+from engine.admission import Capacity, Entry, Refusal, blocks_for, consider
 from engine.engine import Engine
 from engine.phases import Phase
 from engine.request import Request, RequestState
@@ -167,15 +167,15 @@ def _waiting_text(engine: Engine, request: Request) -> str:
     for waiting in engine.queue.waiting:
         if waiting.abort_requested:
             continue
-        blocked = refusal(waiting, capacity)
+        found = consider(waiting, capacity, engine.queue.hit(waiting))
         if waiting is request:
-            if blocked is None:
-                return _admission_text(engine, _fit_text(request, capacity))
-            return _refusal_text(engine, request, blocked, capacity)
+            if isinstance(found, Entry):
+                return _admission_text(engine, _fit_text(found))
+            return _refusal_text(engine, request, found, capacity)
         ahead.append(waiting)
-        if blocked is not None:
-            return _behind_text(engine, request, waiting, blocked)
-        capacity = capacity.after(waiting)
+        if isinstance(found, Refusal):
+            return _behind_text(engine, request, waiting, found)
+        capacity = capacity.after(found)
     return "the next admit looks at it"  # it left the queue and has no row: between two statements of admit
 
 
@@ -186,10 +186,9 @@ def _behind_text(engine: Engine, request: Request, head: Request, blocked: Refus
     return f"it is behind {who}, first in, first out, and {head.request_id} has to wait ({blocked.value})"
 
 
-def _fit_text(request: Request, capacity: Capacity) -> str:
-    chunk = capacity.chunk(request)
-    whole = chunk == request.num_tokens
-    return "it fits" if whole else f"a chunk of {chunk} of its {request.num_tokens} tokens fits"
+def _fit_text(entry: Entry) -> str:
+    fits = f"a chunk of {entry.chunk} of its {entry.num_tokens} tokens fits" if entry.is_partial else "it fits"
+    return f"{fits}, {entry.done} tokens of its prefix are cached" if entry.done else fits
 
 
 def _admission_text(engine: Engine, fits: str) -> str:
@@ -226,11 +225,23 @@ def _refusal_text(engine: Engine, request: Request, blocked: Refusal, capacity: 
             f"it needs {request.num_tokens} tokens of the next forward and {capacity.free_tokens} of "
             f"max_batch_tokens={limit} are left; the admit after that has room"
         )
+    if blocked is Refusal.ROWS_PAUSED:
+        return f"{_rows(capacity.num_paused)} for want of blocks and goes on first; {_who_frees(engine)}"
+    if not capacity.reserves:
+        needed = -(-request.num_tokens // capacity.block_size)
+        return (
+            f"its {request.num_tokens} tokens need {needed} blocks, and {max(0, capacity.free_blocks)} of "
+            f"{engine.pool.num_blocks} are free and not wanted by rows that run; {_who_frees(engine)}"
+        )
     needed = blocks_for(request, capacity.block_size)
     return (
-        f"at its longest it needs {needed} blocks, and {max(0, capacity.unreserved_blocks)} of "
+        f"at its longest it needs {needed} blocks, and {max(0, capacity.free_blocks)} of "
         f"{engine.pool.num_blocks} are not reserved for others; {_who_frees(engine)}"
     )
+
+
+def _rows(num_paused: int) -> str:
+    return "a row is paused" if num_paused == 1 else f"each of {num_paused} rows is paused"
 
 
 def _who_frees(engine: Engine) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.admission import refusal
+from engine.admission import Refusal, consider
 from engine.controller import Iteration
 from engine.engine import Engine
 from engine.policy import overlap_refusal
@@ -267,21 +267,25 @@ def _newest_text(engine: Engine, request: Request) -> str:
     return "" if tokenizer is None else tokenizer.decode(request.output_ids[-_TEXT_TOKENS:])
 
 
-def queue_views(engine: Engine) -> list[QueuedView]:
-    """Waiting requests, each with what holds it up: its own need for the head, the head for those behind it."""
+def queue_views(engine: Engine, most: int | None = None) -> list[QueuedView]:
+    """Waiting requests, each with what holds it up: its own need for the head, the head for those behind it.
+
+    Args:
+        engine: Whose queue it is.
+        most: So many from the head; None: all.
+    """
     views: list[QueuedView] = []
     head: Request | None = None
     capacity = engine.queue.capacity()
-    for request in engine.queue.waiting:
+    for request in engine.queue.waiting[:most]:
         if request.abort_requested:
             why = "aborted; its last output comes with the next iteration"
         elif head is None:
-            blocked = refusal(request, capacity)
-            why = "the next admit takes it" if blocked is None else blocked.value
-            if blocked is not None:
-                head = request
+            found = consider(request, capacity, engine.queue.hit(request))
+            if isinstance(found, Refusal):
+                why, head = found.value, request
             else:
-                capacity = capacity.after(request)
+                why, capacity = "the next admit takes it", capacity.after(found)
         else:
             why = f"behind {head.request_id}"
         views.append(

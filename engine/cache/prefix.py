@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
@@ -67,7 +67,8 @@ class _Named:
     digest: Digest
     block: int
     parent: _Named | None
-    num_children: int = 0
+    children: set[int] = field(default_factory=set)
+    """Blocks whose parent it is."""
     is_idle: bool = False
     """Nobody holds it."""
     used: int = 0
@@ -84,6 +85,8 @@ class PrefixIndex:
         self._by_digest: dict[Digest, _Named] = {}
         self._by_block: dict[int, _Named] = {}
         self._clock = 0
+        self.version = 0
+        """Changes whenever a block gets or loses a name; between changes every match stays as it is."""
         self._leaves: list[tuple[int, int]] = []
         """Heap of (when it was used last, block). Holds every idle leaf, and entries that are true no more."""
         self.num_idle = 0
@@ -138,8 +141,9 @@ class PrefixIndex:
             if named is None:
                 named = self._by_digest[digest] = self._by_block[block] = _Named(digest, block, parent)
                 made += 1
+                self.version += 1
                 if parent is not None:
-                    parent.num_children += 1
+                    parent.children.add(block)
             named.used = self._clock
             parent = named
         return made
@@ -157,7 +161,7 @@ class PrefixIndex:
         for named in self._named(blocks):
             self.num_idle += not named.is_idle
             named.is_idle, named.used = True, self._clock
-            if not named.num_children:
+            if not named.children:
                 heapq.heappush(self._leaves, (named.used, named.block))
 
     def evict(self, count: int) -> list[int] | None:
@@ -172,7 +176,7 @@ class PrefixIndex:
         while len(gone) < count:
             used, block = heapq.heappop(self._leaves)
             named = self._by_block.get(block)
-            if named is not None and named.is_idle and named.used == used and not named.num_children:
+            if named is not None and named.is_idle and named.used == used and not named.children:
                 self._forget(named)
                 gone.append(block)
         return gone
@@ -183,11 +187,29 @@ class PrefixIndex:
         assert gone is not None
         return gone
 
+    def disown(self, blocks: Iterable[int]) -> list[int]:
+        """Forget blocks, held or not, and all that follow them; returns those of them that nobody held."""
+        freed: list[int] = []
+        pile = [named.block for named in self._named(blocks)]
+        while pile:
+            named = self._by_block.get(pile[-1])
+            if named is None:
+                pile.pop()
+            elif named.children:
+                pile.extend(named.children)
+            else:
+                pile.pop()
+                if named.is_idle:
+                    freed.append(named.block)
+                self._forget(named)
+        return freed
+
     def clear(self) -> None:
         """No block has a name."""
         self._by_digest.clear()
         self._by_block.clear()
         self._leaves.clear()
+        self.version += 1
         self.num_idle = 0
 
     def _named(self, blocks: Iterable[int]) -> Iterator[_Named]:
@@ -198,11 +220,12 @@ class PrefixIndex:
 
     def _forget(self, named: _Named) -> None:
         del self._by_digest[named.digest], self._by_block[named.block]
+        self.version += 1
         self.num_idle -= named.is_idle
         parent = named.parent
         if parent is not None:
-            parent.num_children -= 1
-            if parent.is_idle and not parent.num_children:
+            parent.children.remove(named.block)
+            if parent.is_idle and not parent.children:
                 heapq.heappush(self._leaves, (parent.used, parent.block))
 
     def check(self) -> None:
@@ -212,7 +235,7 @@ class PrefixIndex:
             AssertionError: they do not; it says how.
         """
         assert len(self._by_digest) == len(self._by_block), "a prefix has two blocks, or a block two prefixes"
-        children: dict[int, int] = {}
+        children: dict[int, set[int]] = {}
         for digest, named in self._by_digest.items():
             assert named.digest == digest, "a prefix is filed under another"
             assert self._by_block.get(named.block) is named, f"block {named.block} is filed under another"
@@ -220,9 +243,9 @@ class PrefixIndex:
             if parent is not None:
                 assert self._by_digest.get(parent.digest) is parent, f"block {named.block} is an orphan"
                 assert named.is_idle or not parent.is_idle, f"block {named.block} is held, its parent is idle"
-                children[parent.block] = children.get(parent.block, 0) + 1
+                children.setdefault(parent.block, set()).add(named.block)
         for named in self._by_block.values():
-            assert named.num_children == children.get(named.block, 0), f"block {named.block} counts its children wrong"
-            if named.is_idle and not named.num_children:
+            assert named.children == children.get(named.block, set()), f"block {named.block} has other children"
+            if named.is_idle and not named.children:
                 assert (named.used, named.block) in self._leaves, f"block {named.block} would never be forgotten"
         assert self.num_idle == len(self.idle), "idle blocks are counted wrong"

@@ -63,11 +63,16 @@ class PrefixPool(BlockPool):
         free = [block for block in block_ids.tolist() if block not in self.index]
         super()._put_back(np.array(free, dtype=np.int32))
 
-    def forget_cached(self) -> int:
-        """Forget all cached blocks; held ones keep their names. Returns how many."""
-        gone = self.index.forget_idle()
-        super()._put_back(np.array(gone, dtype=np.int32))
-        return len(gone)
+    def disown(self, block_ids: BlockIds) -> None:
+        """Forget what these blocks hold, and all blocks whose prefix begins with theirs; holders keep them."""
+        super()._put_back(np.array(self.index.disown(block_ids.tolist()), dtype=np.int32))
+
+    def forget_all(self) -> int:
+        """No block has a name any more; cached ones are free. Returns how many those were."""
+        idle = np.array(self.index.idle, dtype=np.int32)
+        self.index.clear()
+        super()._put_back(idle)
+        return int(idle.size)
 
     def reset(self) -> None:
         """Every block is free, and none has a name."""

@@ -30,14 +30,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampling_backend": "numpy"}, "sampling_backend"),
     ({"attention_backend": "magic"}, "attention_backend"),
     ({"logprobs_mode": "both"}, "logprobs_mode"),
+    ({"eviction_policy": "fifo"}, "eviction_policy must be one of lru, ref_zero"),
+    ({"prefix_caching": 1}, "prefix_caching"),
+    ({"capacity_policy": "best"}, "capacity_policy must be one of guaranteed_no_evict, max_utilization"),
     ({"op_sleep_s": -1.0}, "op_sleep_s"),
     ({"op_sleep_s": 0.1, "device": "cuda"}, "op_sleep_s"),
 ]
 
 LATER: list[dict[str, Any]] = [
     {"graph_all_prefills": True},
-    {"prefix_caching": True},
-    {"eviction_policy": "lru"},
     {"overlap_admission": True},
     {"mamba_cache_gb": 1.0},
     {"ssm_backend": "torch"},

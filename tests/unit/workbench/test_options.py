@@ -117,7 +117,7 @@ class TestBadValues:
             (["--graphs", "1,x"], "graphs must be a whole number, got 'x'"),
             (["--op-sleep-s", "long"], "op_sleep_s must be a number, got 'long'"),
             (["--max-requests", "0"], "max_requests must be a positive whole number, got 0"),
-            (["--prefix-caching"], "the prefix cache is not available yet"),
+            (["--overlap-admission"], "overlapped admission is not available yet"),
         ],
     )
     def test_name_the_field_and_what_was_expected(self, argv: list[str], message: str) -> None:
@@ -145,8 +145,8 @@ class TestBadValues:
             parse("--config", write(tmp_path, "mode: legacy\n"), "--seed", "x")
         with pytest.raises(ConfigError, match=r"^mode must be"):
             parse("--config", write(tmp_path, "max_requests: 4\n"), "--mode", "turbo")
-        with pytest.raises(NotAvailableError, match=r"engine.yaml: prefix_caching"):
-            parse("--config", write(tmp_path, "prefix_caching: true\n"))
+        with pytest.raises(NotAvailableError, match=r"engine.yaml: overlap_admission"):
+            parse("--config", write(tmp_path, "overlap_admission: true\n"))
 
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"cannot read config file .*none.yaml"):

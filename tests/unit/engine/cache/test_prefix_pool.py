@@ -118,14 +118,15 @@ class TestPool:
         pool.release(blocks[:1])
         assert pool.match(names).size == 0
 
-    def test_forgetting_the_cache_leaves_held_blocks_alone(self) -> None:
+    def test_forgetting_everything_frees_cached_blocks_and_leaves_held_ones_to_their_holders(self) -> None:
         pool = PrefixPool(8)
         kept, gone = digests(*range(8)), digests(*range(50, 58))
         filled(pool, kept)
         pool.release(filled(pool, gone))
-        assert pool.forget_cached() == 2
-        assert [pool.match(kept).size, pool.match(gone).size] == [2, 0]
+        assert pool.forget_all() == 2
+        assert [pool.match(kept).size, pool.match(gone).size] == [0, 0]
         assert len(pool.free_ids) == 6
+        pool.index.check()
 
     def test_a_second_copy_gets_no_name_and_goes_back_to_the_stack(self) -> None:
         pool, names = PrefixPool(8), digests(*range(8))

@@ -36,7 +36,7 @@ def make_table(num_rows: int, *, is_partial: bool) -> RequestTable:
     for key in range(num_rows):
         is_last = key == num_rows - 1
         blocks = np.arange(1 + key % MAX_BLOCKS, dtype=np.int32) + 10 * key
-        table.add(make_request(key), blocks, prefill_len=12, chunk=5 if is_last and is_partial else None)
+        table.add(make_request(key), blocks, prefill_len=12, chunk=(0, 5) if is_last and is_partial else None)
         table.is_prefill[key] = is_last
         for name in ("kv_len", "num_output", "state_slot", "num_drafts", "num_accepted"):
             getattr(table, name)[key] = 100 * key + len(name)
