@@ -1,4 +1,4 @@
-"""Which waiting request gets a row next. First in, first out, no skipping ahead (I47).
+"""Which waiting request gets a row next: the policy's choice, by default first in, first out, nobody skipped (I47).
 
 With chunked prefill a prompt that does not fit the forward's token budget is read in chunks, one such prompt at a
 time; whole prompts take the same path, as one chunk.
@@ -11,19 +11,23 @@ prompt, and rows pause when blocks run out (``engine/pausing.py``). See docs/dec
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
 import numpy as np
 
+from engine.batch import BatchDimensions
 from engine.cache.blocks import BlockIds, BlockPool
+from engine.chunks import chunk_size
+from engine.errors import ConfigError, PolicyError
+from engine.graph_gate import NO_ROWS, Chunk, Deferral, GraphGate, joined
 from engine.pausing import Room, RoomKeeper
 from engine.prefix_cache import NO_HIT, Hit, PrefixCache
 from engine.request import Request, RequestState
 from engine.table import RequestTable
+from engine.waiting import WaitingList
 
 
 class Refusal(Enum):
@@ -32,6 +36,8 @@ class Refusal(Enum):
     NO_ROW = "no free row"
     BATCH_FULL = "the forward's token budget is used up"
     ROWS_PAUSED = "paused rows go on first"
+    ONE_TOKEN = "the chunk, or what it leaves, would be one token"
+    GRAPH_WAIT = "no captured graph holds it beside the rows that run"
     NO_BLOCKS = "not enough blocks"
     PREFIX_COMING = "its prefix is being computed"
 
@@ -78,6 +84,10 @@ class Capacity:
     """Whether a request sets aside blocks for its longest output; else for its prompt alone."""
     num_paused: int = 0
     """Rows that wait for blocks."""
+    held: BatchDimensions = NO_ROWS
+    """The next forward so far."""
+    gate: GraphGate | None = None
+    """Asks that a captured graph runs it; None: graphs are no matter."""
     chunked: bool = False
     """Whether a prompt may enter with a part of it."""
 
@@ -87,22 +97,9 @@ class Capacity:
             self,
             free_rows=self.free_rows - 1,
             free_tokens=0 if entry.is_partial else self.free_tokens - entry.chunk,
+            held=joined(self.held, entry.chunk),
             free_blocks=self.free_blocks - entry.needed_blocks,
         )
-
-
-def chunk_size(remaining: int, budget: int, *, chunked: bool = True) -> int:
-    """Tokens of a prompt's next chunk: what is left of it, or of the budget; 0: none now.
-
-    Neither a chunk nor what it leaves is a single token. Prefill kernels of FlashAttention take a query of one token
-    for a decode row (upstream's guard; ours read it rightly), and a lone last token would cost a forward of its own.
-    """
-    if remaining <= budget:
-        return remaining
-    if not chunked:
-        return 0
-    chunk = budget - (remaining - budget == 1)
-    return chunk if chunk >= 2 else 0
 
 
 def blocks_for(request: Request, block_size: int) -> int:
@@ -124,15 +121,70 @@ def consider(request: Request, capacity: Capacity, hit: Hit = NO_HIT) -> Entry |
     if capacity.free_rows < 1:
         return Refusal.NO_ROW
     length, done = request.num_tokens, hit.block_ids.size * capacity.block_size
-    chunk = chunk_size(length - done, capacity.free_tokens, chunked=capacity.chunked)
-    if chunk == 0:
-        return Refusal.BATCH_FULL
+    chunk = _first_chunk(request, length - done, capacity)
+    if isinstance(chunk, Refusal):
+        return chunk
     most = blocks_for(request, capacity.block_size)
     # A partial prompt asks for the blocks of all its chunks: else others would use them up, and it would go back.
     needed = most if capacity.reserves else -(-length // capacity.block_size) - hit.block_ids.size + hit.num_idle
     if needed > capacity.free_blocks:
         return Refusal.NO_BLOCKS
     return Entry(length, done, done + chunk, hit.block_ids, needed, most)
+
+
+def _first_chunk(request: Request, remaining: int, capacity: Capacity) -> int | Refusal:
+    """Tokens that it reads in the next forward, or why none."""
+    plain = chunk_size(remaining, capacity.free_tokens, chunked=capacity.chunked)
+    if capacity.gate is None or plain == 0:
+        return plain or Refusal.BATCH_FULL
+    found = capacity.gate.chunk(capacity.held, remaining, capacity.free_tokens)
+    if found.deferral is None:
+        return found.tokens
+    if found.deferral is not Deferral.NO_GRAPH:
+        return Refusal.ONE_TOKEN if found.deferral is Deferral.ONE_TOKEN else Refusal.GRAPH_WAIT
+    # At the door its prompt fitted a graph. With output to read as well it may not any more, and must not fail for it:
+    # it goes eagerly, and by itself, for no graph has room beside it.
+    return plain if capacity.held.num_prefill == 0 else Refusal.GRAPH_WAIT
+
+
+class AdmissionPolicy(Protocol):
+    """Who is next. Asked before each admission and, each iteration, by the overlap test; a researcher passes their own.
+
+    It decides whose turn it is, not whether there is room: if whoever it chooses does not fit, nobody enters in this
+    round. Asked twice about the same queue it must answer the same, and it changes nothing (I19).
+    """
+
+    def choose(self, waiting: Sequence[Request], capacity: Capacity) -> Request | None:
+        """One of ``waiting``; None: nobody now.
+
+        Args:
+            waiting: At least one request, the oldest first; those that gave way for want of blocks stand in front.
+            capacity: What there is; :func:`consider` says of a request how it would enter.
+        """
+        ...
+
+
+class FirstComeFirstServed:
+    """The oldest, and nobody in its place (I47)."""
+
+    def choose(self, waiting: Sequence[Request], capacity: Capacity) -> Request | None:
+        """The oldest."""
+        return waiting[0]
+
+
+first_come_first_served: AdmissionPolicy = FirstComeFirstServed()
+
+
+def check_admission(policy: object) -> None:
+    """Refuse what is no admission policy before it is asked.
+
+    Raises:
+        ConfigError: it has no ``choose``, or is a class rather than an instance.
+    """
+    if isinstance(policy, type):
+        raise ConfigError(f"admission must be an instance, got the class {policy.__name__}; write {policy.__name__}()")
+    if not callable(getattr(policy, "choose", None)):
+        raise ConfigError(f"admission must have a method choose(waiting, capacity), got {policy!r}")
 
 
 class AdmissionQueue(Protocol):
@@ -155,6 +207,10 @@ class AdmissionQueue(Protocol):
 
     def head_refusal(self) -> Refusal | None:
         """Why the head of the queue has to wait; None if it can enter now or nothing waits. Changes nothing."""
+        ...
+
+    def count_graph_wait(self) -> Request | None:
+        """Count an iteration for the head if it waits for a graph, and return it; called once an iteration."""
         ...
 
     def take_aborted(self) -> list[Request]:
@@ -190,6 +246,8 @@ class RequestQueue:
         chunked: bool = False,
         cache: PrefixCache | None = None,
         room: RoomKeeper | None = None,
+        gate: GraphGate | None = None,
+        policy: AdmissionPolicy | None = None,
     ) -> None:
         self._table = table
         self._pool = pool
@@ -198,24 +256,35 @@ class RequestQueue:
         self._chunked = chunked
         self._cache = cache
         self._room = room
-        self._waiting: deque[Request] = deque()
-        self._inbox: deque[Request] = deque()
+        self._gate = gate
+        self._policy = policy or first_come_first_served
+        self._waiting = WaitingList()
         self._aborted: list[Request] = []
 
     @property
+    def is_fifo(self) -> bool:
+        """Whether the policy is the default one."""
+        return self._policy is first_come_first_served
+
+    @property
     def waiting(self) -> list[Request]:
-        """Everything without a row, in the order it will be considered."""
-        return [*self._waiting, *self._inbox]
+        """Everything without a row, in order of arrival."""
+        return self._waiting.everybody
+
+    @property
+    def newest(self) -> Request | None:
+        """Submitted last, since the last admit."""
+        return self._waiting.newest
 
     @property
     def num_waiting(self) -> int:
         """Requests without a row."""
-        return len(self._waiting) + len(self._inbox)
+        return self._waiting.num_waiting
 
     @property
     def has_waiting(self) -> bool:
         """Whether anything waits that was not aborted."""
-        return self._head() is not None
+        return len(self._waiting) > 0
 
     @property
     def has_aborts(self) -> bool:
@@ -226,17 +295,15 @@ class RequestQueue:
         """Leave a request for the next admit."""
         if self._cache is not None:
             self._cache.digest(request)
-        self._inbox.append(request)
+        self._waiting.submit(request)
 
     def requeue(self, requests: Iterable[Request]) -> None:
         """Put requests that lost their rows back where they stood: in front, behind older ones that came back too."""
-        for request in sorted(requests, key=lambda request: request.key, reverse=True):
-            if self._cache is not None:
+        back = list(requests)
+        if self._cache is not None:
+            for request in back:
                 self._cache.digest(request)
-            place = 0
-            while place < len(self._waiting) and self._waiting[place].key < request.key:
-                place += 1
-            self._waiting.insert(place, request)
+        self._waiting.put_back(back)
 
     def make_room(self) -> Room | None:
         """See :class:`AdmissionQueue`."""
@@ -250,14 +317,13 @@ class RequestQueue:
     def abort(self, request: Request) -> None:
         """Leave an abort for the next admit or resolve."""
         request.abort_requested = True
+        self._waiting.note_abort(request)
         self._aborted.append(request)
 
     def take_aborted(self) -> list[Request]:
         """See :class:`AdmissionQueue`."""
         aborted, self._aborted = self._aborted, []
-        if any(request.row is None for request in aborted):
-            self._waiting = deque(r for r in self._waiting if not r.abort_requested)
-            self._inbox = deque(r for r in self._inbox if not r.abort_requested)
+        self._waiting.drop(aborted)
         return aborted
 
     def capacity(self) -> Capacity:
@@ -266,9 +332,12 @@ class RequestQueue:
         Of a prompt that is read in chunks the next tokens are its next chunk; unless that is the last, nobody enters.
         """
         table = self._table
+        held, free_tokens = self._next_forward()
         return Capacity(
             free_rows=table.num_free,
-            free_tokens=self._free_tokens(),
+            free_tokens=free_tokens,
+            held=held,
+            gate=self._gate,
             free_blocks=self._free_blocks(),
             block_size=self._block_size,
             reserves=self._room is None,
@@ -288,57 +357,88 @@ class RequestQueue:
     def _chunk_blocks(self) -> int:
         """Blocks that the next chunk of a partial prompt takes."""
         row = self._table.partial_row
-        return 0 if row is None else self._blocks_to_read(row, self._next_chunk(row)[1])
+        return 0 if row is None else self._blocks_to_read(row, self._next_chunk(row)[1].tokens)
 
     def _blocks_to_read(self, row: int, chunk: int) -> int:
         end = int(self._table.chunk_end[row]) + chunk
         return -(-end // self._block_size) - int(self._table.block_count[row])
 
-    def _free_tokens(self) -> int:
-        row = self._table.partial_row
+    def _next_forward(self) -> tuple[BatchDimensions, int]:
+        """What the rows that are there make of the next forward, and the tokens it has left for others."""
+        table, row = self._table, self._table.partial_row
+        held = _decoding(table.num_active - (row is not None))
         if row is None:
-            return self._max_batch_tokens - self._table.num_active
+            return held, self._max_batch_tokens - held.num_tokens
         remaining, chunk = self._next_chunk(row)
-        return self._max_batch_tokens - (self._table.num_active - 1) - chunk if chunk == remaining else 0
+        held = joined(held, chunk.tokens)
+        # Behind a chunk that is not the last nobody enters, nor beside one that no graph runs.
+        is_open = chunk.tokens == remaining and chunk.miss_reason is None
+        return held, self._max_batch_tokens - held.num_tokens if is_open else 0
 
-    def _next_chunk(self, row: int) -> tuple[int, int]:
-        """Prompt tokens that a partial row has still to read, and those of its next chunk: never none of them."""
-        table = self._table
-        remaining = int(table.prompt_len[row] - table.chunk_end[row])
-        chunk = chunk_size(remaining, self._max_batch_tokens - (table.num_active - 1))
-        assert chunk, "max_batch_tokens leaves no chunk beside decode rows"
-        return remaining, chunk
+    def _next_chunk(self, row: int) -> tuple[int, Chunk]:
+        """Prompt tokens that a partial row has still to read, and its next chunk: never none of them."""
+        table, held = self._table, _decoding(self._table.num_active - 1)
+        remaining, budget = int(table.prompt_len[row] - table.chunk_end[row]), self._max_batch_tokens - held.num_tokens
+        if self._gate is not None:
+            return remaining, self._gate.continuing(held, remaining, budget)
+        tokens = chunk_size(remaining, budget)
+        assert tokens, "max_batch_tokens leaves no chunk beside decode rows"
+        return remaining, Chunk(tokens=tokens)
 
     def head_refusal(self) -> Refusal | None:
         """See :class:`AdmissionQueue`."""
-        head = self._head()
+        capacity = self.capacity()
+        head = self._head(capacity)
         if head is None:
             return None
-        found = consider(head, self.capacity(), self.hit(head))
+        found = consider(head, capacity, self.hit(head))
         return found if isinstance(found, Refusal) else None
+
+    def _head(self, capacity: Capacity) -> Request | None:
+        """Whoever the policy takes next; None if nobody waits or it wants none of them."""
+        if not self._waiting:
+            return None
+        chosen = self._policy.choose(self._waiting, capacity)
+        if chosen is not None and not self._waiting.holds(chosen):
+            raise PolicyError(
+                f"admission policy {type(self._policy).__name__} chose {chosen!r}, which does not wait (I2); it must "
+                "return one of the requests it was given, or None"
+            )
+        return chosen
+
+    def count_graph_wait(self) -> Request | None:
+        """See :class:`AdmissionQueue`."""
+        if self._gate is None or self.head_refusal() is not Refusal.GRAPH_WAIT:
+            return None
+        head = self._head(self.capacity())
+        assert head is not None
+        head.graph_wait_steps += 1
+        return head
 
     def admit(self) -> list[Request]:
         """See :class:`AdmissionQueue`."""
-        self._waiting.extend(self._inbox)
-        self._inbox.clear()
+        self._waiting.settle()
         admitted: list[Request] = []
         aside: list[Request] = []
         capacity = self.capacity()  # before the next chunk is placed: it counts that one
         self._continue_chunk()
         now_ns = time.perf_counter_ns()
-        while self._waiting and len(aside) <= self._table.max_requests:  # no scan of a long queue
-            request = self._waiting[0]
+        while len(aside) <= self._table.max_requests:  # no scan of a long queue
+            request = self._head(capacity)
+            if request is None:
+                break
             found = self._consider(request, capacity)
             if found is Refusal.PREFIX_COMING:
-                aside.append(self._waiting.popleft())
+                self._waiting.take(request)
+                aside.append(request)
                 continue
             if isinstance(found, Refusal):
                 break
-            self._waiting.popleft()
+            self._waiting.take(request)
             capacity = capacity.after(found)
             self._place(request, found, now_ns)
             admitted.append(request)
-        self._waiting.extendleft(reversed(aside))
+        self._waiting.put_back(aside)
         return admitted
 
     def _consider(self, request: Request, capacity: Capacity) -> Entry | Refusal:
@@ -359,7 +459,7 @@ class RequestQueue:
         row, table = self._table.partial_row, self._table
         if row is None:
             return
-        chunk = self._next_chunk(row)[1]
+        chunk = self._next_chunk(row)[1].tokens
         block_ids = self._pool.allocate(self._blocks_to_read(row, chunk))
         assert block_ids is not None, "too few blocks were set aside or made room for"
         table.begin_chunk(row, int(table.chunk_end[row]) + chunk, block_ids)
@@ -384,17 +484,15 @@ class RequestQueue:
         if request.timings.admitted_ns is None:
             request.timings = replace(request.timings, admitted_ns=now_ns)
             request.num_cached_tokens = entry.done
-
-    def _head(self) -> Request | None:
-        for request in (*self._waiting, *self._inbox) if self._aborted else (self._waiting or self._inbox):
-            if not request.abort_requested:
-                return request
-        return None
+        request.graph_wait_steps = 0
 
     def clear(self) -> list[Request]:
         """Forget everything; returns what waited."""
         dropped = self.waiting
         self._waiting.clear()
-        self._inbox.clear()
         self._aborted.clear()
         return dropped
+
+
+def _decoding(num_rows: int) -> BatchDimensions:
+    return BatchDimensions(num_tokens=num_rows, num_prefill=0, num_decode=num_rows)

@@ -32,7 +32,6 @@ def check_mode(mode: str) -> Mode:
 
 
 _NOT_YET: dict[str, tuple[Any, str]] = {
-    "graph_all_prefills": (False, "graph-aware admission"),
     "overlap_admission": (False, "overlapped admission"),
     "mamba_cache_gb": (None, "the Mamba prefix cache"),
     "ssm_backend": ("auto", "state-space models"),
@@ -88,7 +87,10 @@ class EngineConfig:
     graph_non_decode: bool = True
     """Also capture forwards that hold prefill rows."""
     graph_all_prefills: bool = False
-    """Admit a prefill only into a captured size (upstream: cuda_graph_all_prefills). Not available yet."""
+    """Graph-aware admission (upstream: cuda_graph_all_prefills): a prompt enters whole, or with ``chunked_prefill`` in
+    a chunk cut down to a captured forward, and waits while there is none for it. Prompts that want log probabilities,
+    chunks behind the first and requests that come back with output run eagerly where nothing fits. Takes effect with
+    ``graph_non_decode`` and captured graphs."""
     chunked_prefill: bool = False
     """Read prompts that exceed what a forward's token budget leaves in chunks, beside decode rows, one at a time. It
     lets ``max_sequence_length`` exceed ``max_batch_tokens``."""
@@ -156,7 +158,14 @@ class EngineConfig:
             raise ConfigError("dtype=float64 needs attention_backend=torch")
 
     def _check_counts(self) -> None:
-        for name in ("graph_non_decode", "chunked_prefill", "prefix_caching", "launch_ending_rows", "debug_invariants"):
+        for name in (
+            "graph_non_decode",
+            "graph_all_prefills",
+            "chunked_prefill",
+            "prefix_caching",
+            "launch_ending_rows",
+            "debug_invariants",
+        ):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):

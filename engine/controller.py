@@ -6,6 +6,7 @@ is what is run. What each phase may read and write is written down in docs/archi
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -94,6 +95,7 @@ class Emitter(Protocol):
         ...
 
 
+log = logging.getLogger(__name__)
 Watcher = Callable[[Border], None]
 
 
@@ -186,6 +188,7 @@ class Controller:
             self.mode = self.wanted_mode
         order, reason = choose_order(self.order_state(), self.policy)
         iteration = self._begin(order, reason)
+        self._count_graph_wait()
         for phase in order.phases:
             yield self._border(phase, "before", iteration)
             with self.recorder.phase(phase.value), self.runner.device.active():
@@ -204,6 +207,21 @@ class Controller:
             self.runner.device.keep_time()
         self.recorder.begin_iteration(iteration.index, order.label, reason.value, self.mode)
         return iteration
+
+    def _count_graph_wait(self) -> None:
+        """One for the head that no graph holds, in every order; the probe counts nothing (I19)."""
+        waiting = self.queue.count_graph_wait()
+        if waiting is None:
+            return
+        self.counters.graph_wait_steps += 1
+        often = max(100, self.resolved.max_sequence_length)
+        if waiting.graph_wait_steps % often == 0:
+            log.warning(
+                "request %s has waited %d iterations for a captured graph; capture larger graphs (graphs, "
+                "max_batch_tokens) or set graph_all_prefills=False",
+                waiting.request_id,
+                waiting.graph_wait_steps,
+            )
 
     def _border(self, phase: Phase, side: Literal["before", "after"], iteration: Iteration) -> Border:
         border = Border(phase, side, iteration)

@@ -35,6 +35,8 @@ class Counters:
     """Forwards that replayed a captured size."""
     graph_misses: int = 0
     """Forwards that ran eagerly although graphs were captured."""
+    graph_wait_steps: int = 0
+    """Iterations in which the head of the queue waited for a captured graph that holds it."""
     prefill_tokens: int = 0
     """Prompt tokens computed."""
     prefix_query_tokens: int = 0

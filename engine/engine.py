@@ -17,7 +17,7 @@ from types import TracebackType
 
 import torch
 
-from engine.admission import RequestQueue
+from engine.admission import AdmissionPolicy, RequestQueue, check_admission, first_come_first_served
 from engine.cache.blocks import BlockPool
 from engine.cache.prefix import EvictionPolicy
 from engine.cache.prefix_pool import PrefixPool
@@ -27,6 +27,8 @@ from engine.counters import Counters
 from engine.device import Device, make_device
 from engine.emission import OutputEmitter
 from engine.errors import DeviceError, EngineError, IterationFailedError, MidIterationError, RequestError
+from engine.graph_gate import graph_gate
+from engine.graphs import GraphListPolicy, captured_by_default, checked_graphs
 from engine.intake import Intake, Prompt
 from engine.invariants import check_border
 from engine.models.loader import LoadedModel, load_model, register_builtin
@@ -79,6 +81,8 @@ class Engine:
         device: Where it runs; None makes the one the config names. Must be where the model's weights are.
         recorder: The instrument; None makes one that is on.
         policy: May refuse overlap where it is legal.
+        admission: Whose turn it is; the default is first come, first served.
+        graph_list: Which forwards are captured; the default goes by ``graphs`` and ``graph_distribution``.
         sampler: None makes the one the config names.
         progress: Called with (done, total, bytes taken so far) while graphs are captured.
 
@@ -94,32 +98,47 @@ class Engine:
         device: Device | None = None,
         recorder: Recorder | None = None,
         policy: OrderPolicy = prefer_overlap,
+        admission: AdmissionPolicy = first_come_first_served,
+        graph_list: GraphListPolicy = captured_by_default,
         sampler: Sampler | None = None,
         progress: CaptureProgress | None = None,
     ) -> None:
         check_policy(policy)
+        check_admission(admission)
         self.config = config or EngineConfig()
         self.loaded = loaded
         self.device = device or make_device(self.config.device)
         self.recorder = recorder or Recorder()
         with _closing_on_error(self.device if device is None else None):
-            self._assemble(loaded, policy, sampler, progress)
+            self._assemble(loaded, policy, admission, graph_list, sampler, progress)
 
     def _assemble(
         self,
         loaded: LoadedModel,
         policy: OrderPolicy,
+        admission: AdmissionPolicy,
+        graph_list: GraphListPolicy,
         sampler: Sampler | None,
         progress: CaptureProgress | None,
     ) -> None:
         self.resolved = resolve_config(self.config, loaded, self.device)
         self.counters = Counters()
-        self._intake = Intake(self.resolved, loaded.tokenizer)
         self.pool = self._make_pool()
         self.table = RequestTable(self.config.max_requests, self.resolved.max_blocks_per_row)
         self.prefix_cache: PrefixCache | None = None
         if isinstance(self.pool, PrefixPool):
             self.prefix_cache = PrefixCache(self.table, self.pool, self.config.block_size, self.counters)
+        self.runner = Runner(
+            resolved=self.resolved,
+            device=self.device,
+            model=loaded.model,
+            sampler=sampler or make_sampler(self.resolved.sampling_backend),
+            recorder=self.recorder,
+            sizes=checked_graphs(graph_list, self.resolved.config, self.resolved.max_sequence_length),
+        )
+        self.runner.capture(loaded.buckets, progress)
+        gate = graph_gate(self.resolved.config, self.runner.graphs.sizes, strict=self.runner.graphs.strict)
+        self._intake = Intake(self.resolved, loaded.tokenizer, gate)
         self.queue = RequestQueue(
             self.table,
             self.pool,
@@ -128,15 +147,9 @@ class Engine:
             max_batch_tokens=self.config.max_batch_tokens,
             chunked=self.config.chunked_prefill,
             block_size=self.config.block_size,
+            gate=gate,
+            policy=admission,
         )
-        self.runner = Runner(
-            resolved=self.resolved,
-            device=self.device,
-            model=loaded.model,
-            sampler=sampler or make_sampler(self.resolved.sampling_backend),
-            recorder=self.recorder,
-        )
-        self.runner.capture(loaded.buckets, progress)
         self._emitter = OutputEmitter(loaded.tokenizer, self.resolved.eos_token_ids, self._forget)
         self.controller = Controller(
             resolved=self.resolved,
@@ -185,6 +198,8 @@ class Engine:
         device: Device | None = None,
         recorder: Recorder | None = None,
         policy: OrderPolicy = prefer_overlap,
+        admission: AdmissionPolicy = first_come_first_served,
+        graph_list: GraphListPolicy = captured_by_default,
         progress: bool | CaptureProgress = True,
     ) -> Engine:
         """Load a model and build an engine on it.
@@ -195,6 +210,8 @@ class Engine:
             device: See the class.
             recorder: See the class.
             policy: See the class.
+            admission: See the class.
+            graph_list: See the class.
             progress: A progress bar while graphs are captured, none, or your own function, see the class.
 
         Raises:
@@ -209,7 +226,16 @@ class Engine:
             dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
             loaded = load_model(path_or_name, attention=config.attention_backend, dtype=dtype, device=used.torch_device)
             report = CaptureBar() if progress is True else progress or None
-            return cls(loaded, config, device=used, recorder=recorder, policy=policy, progress=report)
+            return cls(
+                loaded,
+                config,
+                device=used,
+                recorder=recorder,
+                policy=policy,
+                admission=admission,
+                graph_list=graph_list,
+                progress=report,
+            )
 
     # -- requests --------------------------------------------------------------------------------------------------
 

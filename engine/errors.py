@@ -42,6 +42,10 @@ class RequestError(EngineError, ValueError):
         self.can_retry = can_retry
 
 
+class PolicyError(EngineError, ValueError):
+    """A policy passed to the engine answered with something that cannot be done; the message names what it breaks."""
+
+
 class MidIterationError(EngineError, RuntimeError):
     """The call needs an iteration border, and an iteration is in hand; the message names its phase."""
 

@@ -7,7 +7,10 @@ Sizes follow Megatron-LM's rules for dynamic inference, restated in :func:`graph
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from typing import Protocol
 
 from torch import Tensor
 
@@ -111,17 +114,79 @@ def fits(real: BatchDimensions, graph: BatchDimensions, *, strict: bool) -> bool
         return graph.num_prefill == 0 and real.num_decode <= graph.num_decode
     if real.num_prefill > graph.num_prefill:
         return False
-    padding_tokens = max(0, graph.num_decode - real.num_decode)
-    if real.num_tokens + padding_tokens > graph.num_tokens:
+    if spare_tokens(graph, real) < 0:
         return False
     return real.num_decode <= graph.num_decode if strict else real.num_rows <= graph.num_rows
+
+
+class GraphListPolicy(Protocol):
+    """Which forwards are captured. A researcher passes their own to the engine."""
+
+    def choose(self, config: EngineConfig, max_sequence_length: int) -> Iterable[BatchDimensions]:
+        """Sizes in any order.
+
+        Args:
+            config: ``graphs`` settled.
+            max_sequence_length: Of one request.
+        """
+        ...
+
+
+class CapturedByDefault:
+    """As the options ``graphs``, ``graph_distribution`` and ``graph_non_decode`` say; see :func:`graph_list`."""
+
+    def choose(self, config: EngineConfig, max_sequence_length: int) -> Iterable[BatchDimensions]:
+        """The default list."""
+        return graph_list(config, max_sequence_length)
+
+
+captured_by_default: GraphListPolicy = CapturedByDefault()
+
+
+def checked_graphs(policy: GraphListPolicy, config: EngineConfig, max_sequence_length: int) -> list[BatchDimensions]:
+    """What a policy wants captured, ascending.
+
+    Raises:
+        ConfigError: it is no policy, or a size can never run; the message says which and why (I49).
+    """
+    if isinstance(policy, type) or not callable(getattr(policy, "choose", None)):
+        raise ConfigError(
+            f"graph_list must be an object with a method choose(config, max_sequence_length), got {policy!r}"
+        )
+    who, sizes = type(policy).__name__, set(policy.choose(config, max_sequence_length))
+    for size in sizes:
+        if not isinstance(size, BatchDimensions):
+            raise ConfigError(f"graph list policy {who}: {size!r} is no BatchDimensions")
+        problem = _never_runs(size, config, max_sequence_length)
+        if problem is not None:
+            raise ConfigError(f"graph list policy {who}: {size} can never run (I49): {problem}")
+    return sorted(sizes)
+
+
+def _never_runs(size: BatchDimensions, config: EngineConfig, max_sequence_length: int) -> str | None:
+    most = size.num_prefill * max_sequence_length + size.num_decode
+    if min(size.num_tokens, size.num_prefill, size.num_decode) < 0 or size.num_rows < 1:
+        return "it holds no row"
+    if size.num_rows > config.max_requests:
+        return f"{size.num_rows} rows, max_requests={config.max_requests}"
+    if size.num_tokens > config.max_batch_tokens:
+        return f"{size.num_tokens} tokens, max_batch_tokens={config.max_batch_tokens}"
+    if size.num_tokens < size.num_rows:
+        return "fewer tokens than rows"
+    return f"its rows have {most} tokens at most" if size.num_tokens > most else None
+
+
+def spare_tokens(graph: BatchDimensions, real: BatchDimensions) -> int:
+    """Tokens of ``graph`` that ``real`` leaves; an unused decode row holds one of padding."""
+    return graph.num_tokens - real.num_tokens - max(0, graph.num_decode - real.num_decode)
 
 
 def match_graph(
     real: BatchDimensions, graphs: Sequence[BatchDimensions], *, strict: bool = False
 ) -> BatchDimensions | None:
     """The smallest of the ascending ``graphs`` that runs ``real``, or None: eager."""
-    for graph in graphs:
+    first = bisect_left(graphs, real.num_tokens, key=attrgetter("num_tokens"))
+    for graph in graphs[first:]:
         if fits(real, graph, strict=strict):
             return graph
     return None
@@ -150,9 +215,13 @@ class GraphSet:
     and one a size reads all columns.
     """
 
-    def __init__(self, sizes: Sequence[BatchDimensions], *, max_blocks: int, buckets_kv: bool) -> None:
+    def __init__(
+        self, sizes: Sequence[BatchDimensions], *, max_blocks: int, buckets_kv: bool, strict: bool = False
+    ) -> None:
         self.sizes = list(sizes)
         """Ascending."""
+        self.strict = strict
+        """Whether a graph needs enough rows of each kind; see :func:`fits`."""
         self._max_blocks = max_blocks
         self.buckets_kv = buckets_kv
         self._replays: dict[BatchShape, Callable[[], Tensor]] = {}
@@ -170,10 +239,10 @@ class GraphSet:
         if not self.sizes:
             return None, "graphs are off"
         if real.num_prefill:
-            graph = match_graph(real, self.sizes)
+            graph = match_graph(real, self.sizes, strict=self.strict)
         else:  # at most one decode batch a row count, asked for at every step
             if real not in self._matches:
-                self._matches[real] = match_graph(real, self.sizes)
+                self._matches[real] = match_graph(real, self.sizes, strict=self.strict)
             graph = self._matches[real]
         if graph is not None:
             return graph, None

@@ -10,6 +10,7 @@ from typing import Any
 from engine.admission import blocks_for
 from engine.config import ResolvedConfig
 from engine.errors import RequestError
+from engine.graph_gate import GraphGate
 from engine.request import Request, RequestTimings, SamplingParams
 from engine.sampling.rng import derive_seed
 from engine.tokenizer import Tokenizer
@@ -21,9 +22,10 @@ Prompt = str | Sequence[int]
 class Intake:
     """Knows the limits of one engine and makes its requests."""
 
-    def __init__(self, resolved: ResolvedConfig, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, resolved: ResolvedConfig, tokenizer: Tokenizer | None, gate: GraphGate | None = None) -> None:
         self._resolved = resolved
         self._tokenizer = tokenizer
+        self._gate = gate
 
     def check(
         self,
@@ -140,6 +142,9 @@ class Intake:
                 f"with max_tokens={request.max_new_tokens} it needs {blocks} KV blocks and the whole pool has {pool}; "
                 "raise num_blocks or lower max_tokens"
             )
+        elif self._gate is not None and not self._gate.fits_alone(length):
+            # What a prefix hit might spare is left out of account: an answer must not depend on what is cached now.
+            problem = self._gate.no_graph_message(length)
         if problem is not None:
             raise RequestError(
                 f"prompt of {request.request_id}: {problem}", field="prompt", request_id=request.request_id

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.cache.prefix_pool import PrefixPool
+from engine.graph_gate import COMES_BACK, CONTINUING_CHUNK, is_gated
 from engine.invariants_device import check_device, poison_void, require
 from engine.phases import Order, Phase, Reason
 from engine.plan import batch_rows_of
@@ -63,6 +64,7 @@ def check_border(engine: Engine, border: Border) -> None:
     check_requests(engine)
     check_pending(engine.controller)
     check_order(engine.controller, border)
+    check_gate(engine, border)
     if standing.is_staged:
         check_staged(engine, border.iteration)
     if border.side == "after":
@@ -301,6 +303,23 @@ def check_order(controller: Controller, border: Border) -> None:
         aborted = [r.request_id for r in table.live_requests() if r.abort_requested]
         require(not aborted, "I58", "aborted requests keep their rows: {}", aborted)
     _check_admission(controller, border)
+
+
+def check_gate(engine: Engine, border: Border) -> None:
+    """I50, I53: a gated engine reads prompts in captured forwards; nobody waits for one longer than requests run."""
+    config, plan = engine.resolved.config, border.iteration.plan
+    if not is_gated(config, engine.runner.graphs.sizes):
+        return
+    if plan is not None and plan.dims.num_prefill and plan.graph is None:
+        known = (CONTINUING_CHUNK, COMES_BACK, "prompt log probabilities")
+        require(plan.miss_reason in known, "I50", "an eager prefill in a gated engine: {}", plan.miss_reason)
+    if (
+        config.capacity_policy == "guaranteed_no_evict" and engine.queue.is_fifo
+    ):  # else rows or requests may stand still
+        limit = engine.resolved.max_sequence_length + 2
+        for request in engine.queue.waiting:
+            steps = request.graph_wait_steps
+            require(steps <= limit, "I53", "{} has waited {} iterations for a graph", request.request_id, steps)
 
 
 def _check_launched(controller: Controller, iteration: Iteration) -> None:

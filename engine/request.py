@@ -261,6 +261,8 @@ class Request:
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
     """Tokens that a prefix hit skipped when it was admitted first."""
+    graph_wait_steps: int = 0
+    """Iterations in a row in which it headed the queue and no captured graph held it; 0 once it is admitted."""
     cache_salt: str = ""
     """Requests of different salts share no cached blocks."""
     digests: list[bytes] = field(default_factory=list)

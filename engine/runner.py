@@ -19,6 +19,7 @@ from engine.columns import DeviceColumns, WideRows
 from engine.config import ResolvedConfig
 from engine.device import Device, Stream, Timing, TracedForwards, Work
 from engine.errors import ConfigError
+from engine.graph_gate import COMES_BACK, CONTINUING_CHUNK, is_gated
 from engine.graphs import GraphSet, graph_list
 from engine.layout import NO_NEW_BLOCKS, DecodeBatch, Layout, NewBlocks, are_neighbours, as_index
 from engine.models.base import Model, PlansPrefill
@@ -61,6 +62,7 @@ class Runner:
         model: Model,
         sampler: Sampler,
         recorder: Recorder,
+        sizes: Sequence[BatchDimensions] | None = None,
     ) -> None:
         config = resolved.config
         self.resolved = resolved
@@ -93,7 +95,7 @@ class Runner:
         self._known: DecodeBatch | None = None
         """The decode batch of the step before."""
         self.graphs = GraphSet(
-            graph_list(config, resolved.max_sequence_length),
+            graph_list(config, resolved.max_sequence_length) if sizes is None else sizes,
             max_blocks=resolved.max_blocks_per_row,
             buckets_kv=device.kind != "cuda",
         )
@@ -191,6 +193,8 @@ class Runner:
         )
         prompt_rows = rows_owing_prompt_logprobs(table, table_rows[dims.num_decode :])
         graph, miss_reason = (None, "prompt log probabilities") if prompt_rows else self.graphs.match(dims)
+        if graph is None and not prompt_rows and is_gated(self.resolved.config, self.graphs.sizes):
+            miss_reason = CONTINUING_CHUNK if num_prefill > len(new) else COMES_BACK
         longest = int(query_len[dims.num_decode :].max()) if num_prefill else 0
         shape = self._shape(dims, graph, longest, int(table.block_count[table_rows].max()))
         layout = Layout(table_rows, batch_rows_of(dims, shape), query_len, shape)

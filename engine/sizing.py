@@ -55,6 +55,8 @@ def _with_graphs(config: EngineConfig, device: Device) -> EngineConfig:
         return config
     if device.kind != "cuda":
         return config.replace(graphs=None)
+    if config.graph_all_prefills:  # prompts want graphs as well
+        return config.replace(graphs=-1)
     return config.replace(graphs=tuple(graph_sizes(config.max_requests, -1, "linear")), graph_non_decode=False)
 
 

@@ -89,10 +89,10 @@ def chunk_read_again(patch: Patch) -> None:
 
 
 def admission_behind_a_partial_chunk(patch: Patch) -> None:
-    def free(real: Any, self: RequestQueue) -> int:
-        return self._max_batch_tokens - self._table.num_active
+    def forward(real: Any, self: RequestQueue) -> Any:
+        return real(self)[0], self._max_batch_tokens - self._table.num_active
 
-    wrap(patch, RequestQueue, "_free_tokens", free)
+    wrap(patch, RequestQueue, "_next_forward", forward)
 
 
 def lone_token_left(patch: Patch) -> None:

@@ -320,7 +320,9 @@ def admission_counts_free_blocks_only(patch: Patch) -> None:
 
 def probe_changes_the_queue(patch: Patch) -> None:
     def refusal(real: Any, self: RequestQueue) -> Any:
-        self._waiting.rotate(1)
+        self._waiting.settle()
+        if self._waiting:
+            self._waiting._queue.move_to_end(self._waiting[0].key)
         return real(self)
 
     wrap(patch, RequestQueue, "head_refusal", refusal)

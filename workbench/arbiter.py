@@ -54,7 +54,8 @@ class Arbiter:
         longer = max(params.max_tokens, len(output) + 1)
         plain = params.replace(logprobs=None, prompt_logprobs=None, stop=None, max_tokens=longer)
         request_id = engine.add_request(prompt, plain)
-        request = engine.queue.waiting[-1]
+        request = engine.queue.newest
+        assert request is not None
         request.output_ids.extend(output)
         while (border := engine.step_phase()) is not None and border.phase is not Phase.RESOLVE:
             pass

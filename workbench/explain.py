@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.admission import Capacity, Entry, Refusal, blocks_for, consider
+from engine.batch import BatchDimensions
 from engine.engine import Engine
 from engine.phases import Phase
 from engine.request import Request, RequestState
@@ -225,6 +226,10 @@ def _refusal_text(engine: Engine, request: Request, blocked: Refusal, capacity: 
             f"it needs {request.num_tokens} tokens of the next forward and {capacity.free_tokens} of "
             f"max_batch_tokens={limit} are left; the admit after that has room"
         )
+    if blocked is Refusal.GRAPH_WAIT:
+        return _graph_wait_text(request, capacity)
+    if blocked is Refusal.ONE_TOKEN:
+        return f"{blocked.value}: chunks of one token are not read; a later admit has more room"
     if blocked is Refusal.ROWS_PAUSED:
         return f"{_rows(capacity.num_paused)} for want of blocks and goes on first; {_who_frees(engine)}"
     if not capacity.reserves:
@@ -238,6 +243,21 @@ def _refusal_text(engine: Engine, request: Request, blocked: Refusal, capacity: 
         f"at its longest it needs {needed} blocks, and {max(0, capacity.free_blocks)} of "
         f"{engine.pool.num_blocks} are not reserved for others; {_who_frees(engine)}"
     )
+
+
+def _graph_wait_text(request: Request, capacity: Capacity) -> str:
+    assert capacity.gate is not None
+    wanted, held = capacity.gate.alone(request.num_tokens).graph, capacity.held
+    fits = "" if wanted is None else f"; alone it would run in the graph of {graph_name(wanted)}"
+    return (
+        f"no captured forward holds it beside {held.num_decode} decode and {held.num_prefill} prefill rows{fits}. It "
+        f"has waited {request.graph_wait_steps} iterations and enters when enough of those rows have ended"
+    )
+
+
+def graph_name(dims: BatchDimensions) -> str:
+    """A captured size in words."""
+    return f"{dims.num_tokens} tokens, {dims.num_prefill} prefill, {dims.num_decode} decode"
 
 
 def _rows(num_paused: int) -> str:

@@ -38,7 +38,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 LATER: list[dict[str, Any]] = [
-    {"graph_all_prefills": True},
     {"overlap_admission": True},
     {"mamba_cache_gb": 1.0},
     {"ssm_backend": "torch"},

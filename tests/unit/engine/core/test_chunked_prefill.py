@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.admission import chunk_size
+from engine.chunks import chunk_size
 from engine.errors import ConfigError
 from engine.phases import Order, Reason
 from engine.request import RequestOutput, SamplingParams

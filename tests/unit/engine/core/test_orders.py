@@ -169,7 +169,7 @@ def independent_choice(state: OrderState, refuses: bool) -> tuple[Order, Reason]
         answer = (Order.PRIMER, Reason.NO_PENDING_FORWARD)
     if state.mode == "legacy":
         answer = (Order.LEGACY, Reason.LEGACY_MODE)
-    if not (state.has_pending or state.num_active or state.has_waiting):
+    if not (state.has_pending or state.num_active or state.num_paused or state.has_waiting):
         answer = (Order.DRAIN, Reason.NOTHING_TO_RUN)
     if state.has_pending and state.wanted_mode != state.mode:
         answer = (Order.DRAIN, Reason.MODE_SWITCH)
