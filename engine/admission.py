@@ -205,6 +205,10 @@ class AdmissionQueue(Protocol):
         """
         ...
 
+    def chunk_blocks(self) -> int:
+        """Blocks that the next chunk of a partial prompt takes; 0 without one."""
+        ...
+
     def head_refusal(self) -> Refusal | None:
         """Why the head of the queue has to wait; None if it can enter now or nothing waits. Changes nothing."""
         ...
@@ -309,7 +313,7 @@ class RequestQueue:
         """See :class:`AdmissionQueue`."""
         if self._room is None:
             return None
-        room = self._room.make(self._chunk_blocks())
+        room = self._room.make(self.chunk_blocks())
         if room is not None and room.evicted:
             self.requeue(room.evicted)
         return room
@@ -352,10 +356,10 @@ class RequestQueue:
     def _free_blocks(self) -> int:
         if self._room is None:
             return self._pool.num_blocks - int(self._table.max_blocks[: self._table.num_live].sum())
-        return self._pool.num_free - int(self._room.needing().size) - self._chunk_blocks()
+        return self._pool.num_free - int(self._room.needing().size) - self.chunk_blocks()
 
-    def _chunk_blocks(self) -> int:
-        """Blocks that the next chunk of a partial prompt takes."""
+    def chunk_blocks(self) -> int:
+        """See :class:`AdmissionQueue`."""
         row = self._table.partial_row
         return 0 if row is None else self._blocks_to_read(row, self._next_chunk(row)[1].tokens)
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,8 +61,6 @@ def row_floats(params: SamplingParams) -> tuple[float, ...]:
 class WideRows:
     """Columns of new rows that do not fit the slab, staged in fresh host tensors; None where no row has them."""
 
-    rows: Tensor
-    """[n] int64 table rows."""
     stop_ids: Tensor | None = None
     bias_ids: Tensor | None = None
     bias_values: Tensor | None = None
@@ -102,13 +101,13 @@ class DeviceColumns:
 
     def stage_wide(self, requests: Sequence[Request], rows: Sequence[int], eos: Sequence[int]) -> WideRows:
         """Host tensors for the wide columns of new rows; called on the host in ``prepare``."""
-        staged = WideRows(torch.tensor(list(rows), dtype=torch.int64))
+        staged = WideRows()
         params = [request.params for request in requests]
         if any(p.min_tokens > 0 for p in params):
             staged.stop_ids = self._padded([banned_ids(p, eos) if p.min_tokens else () for p in params])
         if any(p.logit_bias for p in params):
             staged.bias_ids = self._padded([tuple(p.logit_bias or ()) for p in params])
-            values = torch.zeros(staged.bias_ids.shape, dtype=torch.float32)
+            values = self._device.host(tuple(staged.bias_ids.shape), torch.float32).zero_()
             for i, p in enumerate(params):
                 bias = list((p.logit_bias or {}).values())
                 values[i, : len(bias)] = torch.tensor(bias)
@@ -130,7 +129,7 @@ class DeviceColumns:
         padded = np.full((len(ids), max(1, max(map(len, ids)))), self.vocab_size, dtype=np.int64)
         for i, row in enumerate(ids):
             padded[i, : len(row)] = row
-        return torch.from_numpy(padded)
+        return self._on_host(padded)
 
     def _histories(self, requests: Sequence[Request]) -> tuple[Tensor, Tensor]:
         mask = np.zeros((len(requests), self.vocab_size), dtype=np.bool_)
@@ -138,7 +137,12 @@ class DeviceColumns:
         for i, request in enumerate(requests):
             mask[i, list(request.prompt_ids)] = True
             np.add.at(counts[i], np.asarray(request.output_ids, dtype=np.int64), 1)
-        return torch.from_numpy(mask), torch.from_numpy(counts)
+        return self._on_host(mask), self._on_host(counts)
+
+    def _on_host(self, values: NDArray[Any]) -> Tensor:
+        """A copy that the device can read while the host goes on: from ordinary memory it would make the host wait."""
+        plain = torch.from_numpy(values)
+        return self._device.host(tuple(plain.shape), plain.dtype).copy_(plain)
 
     def write_rows(self, rows: Tensor, ints: Tensor, floats: Tensor, wide: WideRows) -> None:
         """Start ``rows`` [n]: parameters set, block table all dummy but for shared blocks, no history."""

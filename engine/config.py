@@ -15,6 +15,7 @@ DeviceKind = Literal["cpu", "inline", "cuda"]
 DTypeName = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 GraphDistribution = Literal["exponential", "linear", "hybrid"]
 GraphSizes = Literal["auto"] | int | Sequence[int] | None
+SuspendMode = Literal["persist", "offload", "recompute"]
 
 MODES: tuple[str, ...] = get_args(Mode)
 DEFAULT_MODE: Mode = "async"
@@ -32,10 +33,8 @@ def check_mode(mode: str) -> Mode:
 
 
 _NOT_YET: dict[str, tuple[Any, str]] = {
-    "overlap_admission": (False, "overlapped admission"),
     "mamba_cache_gb": (None, "the Mamba prefix cache"),
     "ssm_backend": ("auto", "state-space models"),
-    "suspend_mode": (None, "suspend and resume"),
     "speculative_tokens": (0, "multi-token drafting"),
     "routing_replay": (None, "routing replay"),
     "expert_parallel": (1, "expert parallelism"),
@@ -108,13 +107,16 @@ class EngineConfig:
     """Blocks that paused rows may hold together; None: a quarter of the pool. Beyond it they go back to the queue. Only
     with ``max_utilization``."""
     overlap_admission: bool = False
-    """Admit while a forward is pending. Not available yet."""
+    """In async mode, let prompts enter the next forward while the pending one still runs: admission, chunks and first
+    tokens cost no exposed iteration. That a row has ended is noticed a forward later, as wherever forwards overlap."""
     speculative_tokens: int = 0
     """Draft tokens a step. Not available yet."""
     mamba_cache_gb: float | None = None
     """Budget of state snapshots. Not available yet."""
-    suspend_mode: str | None = None
-    """persist, offload or recompute. Not available yet."""
+    suspend_mode: SuspendMode | None = None
+    """What :meth:`engine.engine.Engine.suspend` does unless it is told. ``persist``: memory stays as it is.
+    ``offload``: the device's memory is given back, what requests need of it waits in pinned host memory. ``recompute``:
+    it is given back, and every request is computed again from its tokens. None: ``persist``."""
     routing_replay: str | None = None
     """Record or replay expert choices. Not available yet."""
     expert_parallel: int = 1
@@ -151,9 +153,10 @@ class EngineConfig:
             ("logprobs_mode", ("raw", "processed")),
             ("eviction_policy", ("lru", "ref_zero")),
             ("capacity_policy", ("guaranteed_no_evict", "max_utilization")),
+            ("suspend_mode", (None, *get_args(SuspendMode))),
         ):
             if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name} must be one of {', '.join(allowed)}; got {getattr(self, name)!r}")
+                raise ConfigError(f"{name} must be one of {', '.join(map(str, allowed))}; got {getattr(self, name)!r}")
         if self.dtype == "float64" and self.device == "cuda" and self.attention_backend not in ("auto", "torch"):
             raise ConfigError("dtype=float64 needs attention_backend=torch")
 

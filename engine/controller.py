@@ -159,16 +159,17 @@ class Controller:
     def order_state(self) -> OrderState:
         """The facts the next order depends on; changes nothing."""
         continuing = self._continuing_rows()
-        index = as_index(continuing)
+        partial = self.table.partial_row
+        index = as_index(continuing if partial is None else continuing[:-1])
         blocks_full = self.table.block_count[index] * self.resolved.config.block_size
-        needed = np.count_nonzero(self.table.kv_len[index] >= blocks_full)
+        needed = np.count_nonzero(self.table.kv_len[index] >= blocks_full) + self.queue.chunk_blocks()
         has_waiting = self.queue.has_waiting
         return OrderState(
             mode=self.mode,
             wanted_mode=self.wanted_mode,
             has_pending=self.pending is not None,
             pending_has_prefill=self.pending is not None and self.pending.has_prefill,
-            chunk_in_progress=self.table.partial_row is not None,
+            chunk_in_progress=partial is not None,
             num_paused=self.table.num_paused,
             num_active=self.table.num_active,
             num_continuing=continuing.size,
@@ -176,6 +177,7 @@ class Controller:
             blocks_available=self.pool.num_free,
             has_waiting=has_waiting,
             head_admissible=has_waiting and self.queue.head_refusal() is None,
+            overlap_admission=self.resolved.config.overlap_admission,
         )
 
     def iterate(self) -> Iterator[Border]:
@@ -257,9 +259,9 @@ class Controller:
         c.reasons[iteration.reason.name.lower()] += 1
         c.primer_steps += iteration.order is Order.PRIMER
         c.legacy_steps += iteration.mode == "legacy"
-        c.overlap_steps += iteration.order is Order.OVERLAP
+        c.overlap_steps += iteration.order.is_overlap
         c.async_steps += iteration.mode == "async" and iteration.consumed is not None
-        c.compaction_steps += iteration.order is Order.OVERLAP and iteration.rows_released > 0
+        c.compaction_steps += iteration.order.is_overlap and iteration.rows_released > 0
         c.rows_released += iteration.rows_released
         c.rows_moved += iteration.rows_moved
         if iteration.room is not None:
@@ -298,10 +300,11 @@ class Controller:
     # -- phases ----------------------------------------------------------------------------------------------------
 
     def _admit(self, iteration: Iteration) -> None:
-        """Nothing is pending here, so rows may be released and taken freely (I29)."""
-        self._end_aborted(iteration)
-        self._release(iteration)
-        self._make_room(iteration)
+        """With nothing pending rows may be released and moved (I29); beside a pending forward they are only added."""
+        if self.pending is None:
+            self._end_aborted(iteration)
+            self._release(iteration)
+            self._make_room(iteration)
         iteration.admitted = self.queue.admit()
 
     def _make_room(self, iteration: Iteration) -> None:
@@ -324,19 +327,21 @@ class Controller:
             return rows
         active = slice(table.num_paused, table.num_live)
         ends = table.num_output[active] + 1 >= table.max_output[active]
-        if table.partial_row is not None:
-            ends[-1] = False  # what its forward samples is thrown away
+        ends[self.pending.num_sampled :] = False  # a partial row's sample is thrown away, and new rows have none
         return rows[~ends] if ends.any() else rows
 
     def _rows_to_launch(self, iteration: Iteration) -> Rows:
         rows = self._continuing_rows()
-        if iteration.order is not Order.OVERLAP or not self.queue.has_aborts:
+        if not iteration.order.is_overlap or not self.queue.has_aborts:
             return rows
         requests = self.table.requests
         return np.array([r for r in rows.tolist() if not _is_aborted(requests[r])], dtype=np.int64)
 
     def _prepare(self, iteration: Iteration) -> None:
         """Every launched row advances: one token, or a chunk of its prompt; blocks follow; inputs are staged."""
+        if self.pending is not None and self.pending.has_prefill:  # prompts it has read to the end decode from here on
+            first = self.table.num_paused
+            self.table.is_prefill[first : first + self.pending.num_sampled] = False
         rows = self._rows_to_launch(iteration)
         if rows.size == 0:
             return

@@ -139,6 +139,12 @@ class Device(ABC):
             return 0
         return pages * os.sysconf("SC_PAGE_SIZE")
 
+    def give_memory_back(self) -> None:  # noqa: B027 - the CPU devices keep nothing of what nobody uses
+        """Return memory that nobody uses any more to the machine; later captures share none with earlier ones.
+
+        To be called with nothing in flight.
+        """
+
     def keep_time(self) -> None:  # noqa: B027 - the CPU devices stamp times on the host's own clock
         """Called between iterations, so that times of the device stay true on the host's clock. Never waits."""
 

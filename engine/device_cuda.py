@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -255,6 +256,11 @@ class CudaDevice(Device):
     def used_bytes(self) -> int:
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return int(total - free)
+
+    def give_memory_back(self) -> None:
+        self._pool = None  # its graphs may be gone, and torch refuses a capture into a pool that has none
+        gc.collect()
+        torch.cuda.empty_cache()
 
     def active(self) -> AbstractContextManager[None]:
         return self._active

@@ -26,11 +26,19 @@ from engine.controller import Border, Controller, Iteration
 from engine.counters import Counters
 from engine.device import Device, make_device
 from engine.emission import OutputEmitter
-from engine.errors import DeviceError, EngineError, IterationFailedError, MidIterationError, RequestError
+from engine.errors import (
+    DeviceError,
+    EngineError,
+    EnginePausedError,
+    IterationFailedError,
+    MidIterationError,
+    RequestError,
+)
 from engine.graph_gate import graph_gate
 from engine.graphs import GraphListPolicy, captured_by_default, checked_graphs
 from engine.intake import Intake, Prompt
 from engine.invariants import check_border
+from engine.lifecycle import EngineState, Lifecycle, Suspension, WeightSource, check_suspend_mode
 from engine.models.loader import LoadedModel, load_model, register_builtin
 from engine.models.oracle import load_oracle
 from engine.pausing import RoomKeeper
@@ -49,6 +57,9 @@ from engine.table import RequestTable
 from tracing.recorder import Recorder
 
 register_builtin("oracle", load_oracle)
+
+PAUSED_NAP_S = 0.002
+"""While an engine is paused, its streams on an event loop look so often whether it runs again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +87,7 @@ class Engine:
     """Serves requests on one model. Not thread-safe: call it from one thread.
 
     Args:
-        loaded: A model, as :func:`engine.models.loader.load_model` returns it; the engine does not change it.
+        loaded: A model, as :func:`engine.models.loader.load_model` returns it; only :meth:`load_weights` changes it.
         config: Options; the default is async mode on the thread device.
         device: Where it runs; None makes the one the config names. Must be where the model's weights are.
         recorder: The instrument; None makes one that is on.
@@ -84,7 +95,7 @@ class Engine:
         admission: Whose turn it is; the default is first come, first served.
         graph_list: Which forwards are captured; the default goes by ``graphs`` and ``graph_distribution``.
         sampler: None makes the one the config names.
-        progress: Called with (done, total, bytes taken so far) while graphs are captured.
+        progress: Called with (done, total, bytes taken so far) while graphs are captured, again on :meth:`resume`.
 
     Raises:
         ConfigError: an option does not fit the model or the machine; the message names it.
@@ -163,6 +174,14 @@ class Engine:
             policy=policy,
             cache=self.prefix_cache,
             watch=self._check if self.config.debug_invariants else None,
+        )
+        self._lifecycle = Lifecycle(
+            loaded=loaded,
+            runner=self.runner,
+            pool=self.pool,
+            controller=self.controller,
+            cache=self.prefix_cache,
+            progress=progress,
         )
         self.failure: Failure | None = None
         self._live: dict[str, Request] = {}
@@ -331,6 +350,7 @@ class Engine:
 
         Raises:
             IterationFailedError: an earlier iteration failed and neither ``recover`` nor ``reset`` was called.
+            EnginePausedError: it is paused or suspended.
         """
         is_new = self._in_hand is None
         if not self._start():
@@ -392,21 +412,28 @@ class Engine:
 
     def _start(self) -> bool:
         """Have an iteration in hand, standing before its next phase; False when there is nothing to do."""
+        self._require_sound()
+        if self._in_hand is not None:
+            return True
+        self._lifecycle.require_running("step")
+        if not self.has_unfinished():
+            return False
+        self._lifecycle.follow_weights()
+        self._in_hand = self.controller.iterate()
+        self._advance_raw()
+        if self.controller.current is not None:
+            self.controller.current.void_reasons |= self._lifecycle.take_void_reasons()
+            if self.config.debug_invariants:
+                self.controller.current.void_reasons.add("invariants")
+        return True
+
+    def _require_sound(self) -> None:
         self._require_open()
         if self.failure is not None:
             phase = self.failure.phase.value if self.failure.phase else "between phases"
             raise IterationFailedError(
                 f"an iteration failed in {phase}: {self.failure.error}; call recover() to go on or reset() to drop all"
             ) from self.failure.error
-        if self._in_hand is not None:
-            return True
-        if not self.has_unfinished():
-            return False
-        self._in_hand = self.controller.iterate()
-        self._advance_raw()
-        if self.config.debug_invariants and self.controller.current is not None:
-            self.controller.current.void_reasons.add("invariants")
-        return True
 
     def _advance(self) -> Border | None:
         """Run the phase the iteration stands before, and move up to the next; None once it has ended."""
@@ -464,9 +491,11 @@ class Engine:
 
         Raises:
             RequestError: a prompt or its parameters cannot be served; then none of them was handed in.
+            EnginePausedError: the engine is paused or suspended; none of them was handed in.
         """
         from tqdm import tqdm
 
+        self._lifecycle.require_running("generate")
         if isinstance(prompts, str):
             prompts = [prompts]
         each = self._params_each(prompts, params)
@@ -497,23 +526,19 @@ class Engine:
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Serve one prompt, yielding an output at every token. Leaving the loop early aborts the request.
 
+        While the engine is paused or suspended, asking for the next output raises EnginePausedError; it can be asked
+        for again after :meth:`resume`.
+
         Raises:
             RequestError: at the call, not at the first output.
         """
-        request_id = self.add_request(prompt, params, stream=True)
-        return self._stream(self._mailbox([request_id]))
-
-    def _stream(self, mailbox: _Mailboxes) -> Iterator[RequestOutput]:
-        with mailbox as boxes:
-            while True:
-                for output in _empty(boxes):
-                    yield output
-                    if output.finished:
-                        return
-                self.step()
+        return _Stream(self, self.add_request(prompt, params, stream=True))
 
     def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
-        """:meth:`stream` for an event loop: several may run at once, and others get a turn after each step."""
+        """:meth:`stream` for an event loop: several may run at once, and others get a turn after each step.
+
+        While the engine is paused or suspended it waits, for others on the loop to resume it.
+        """
         request_id = self.add_request(prompt, params, stream=True)
         return self._astream(self._mailbox([request_id]))
 
@@ -524,6 +549,8 @@ class Engine:
                     yield output
                     if output.finished:
                         return
+                while not (self._lifecycle.is_running or self._closed):
+                    await asyncio.sleep(PAUSED_NAP_S)
                 self.step()
                 await asyncio.sleep(0)
 
@@ -535,6 +562,98 @@ class Engine:
             box = self._mailboxes.get(output.request_id)
             if box is not None:
                 box.append(output)
+
+    # -- standing still --------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> EngineState:
+        """Whether it runs, is paused, or is suspended."""
+        return self._lifecycle.state
+
+    @property
+    def suspension(self) -> Suspension | None:
+        """How it is suspended and what that gave back; None unless it is."""
+        return self._lifecycle.suspension
+
+    def pause(self) -> None:
+        """Refuse to step until :meth:`resume`. Nothing else changes: the pending forward is sampled after that.
+
+        Requests may be handed in and aborted meanwhile. Does nothing to an engine that stands still already.
+
+        Raises:
+            MidIterationError: an iteration is in hand.
+            IterationFailedError: an iteration has failed.
+        """
+        self._require_sound()
+        self.require_border("pause")
+        self._lifecycle.pause()
+
+    def suspend(self, mode: str | None = None) -> Suspension:
+        """:meth:`pause`, and give memory of the device back until :meth:`resume`. No token of anybody changes.
+
+        Args:
+            mode: ``persist``: none is given back. ``offload``: caches, graphs and the wide columns of rows go; blocks
+                that are held or cached, the pending forward's logits and all columns wait in pinned host memory.
+                ``recompute``: they go, nothing is kept, and every request goes back to the queue with the tokens it
+                has. None: the option ``suspend_mode``.
+
+        Returns:
+            What was given back. Again in the same mode it does nothing.
+
+        Raises:
+            ConfigError: there is no such mode.
+            MidIterationError: an iteration is in hand.
+            IterationFailedError: an iteration has failed.
+            EnginePausedError: it is suspended in another mode.
+            DeviceError: launched work had failed (not with ``recompute``, which drops it); nothing has changed.
+        """
+        self._require_sound()
+        self.require_border("suspend")
+        wanted = check_suspend_mode(mode or self.config.suspend_mode or "persist")
+        if self.suspension is not None:
+            if self.suspension.mode == wanted:
+                return self.suspension
+            self._lifecycle.require_running("suspend")
+        if wanted == "recompute":
+            self._compute_again()
+        return self._lifecycle.suspend(wanted)
+
+    def resume(self) -> None:
+        """Run again after :meth:`pause` or :meth:`suspend`; does nothing to an engine that runs.
+
+        What was given back is taken again: caches are made, graphs captured with the progress shown as at first, and
+        what was saved is copied back bit for bit. Times of the requests that lived through it, and of the next
+        iteration, are void.
+
+        Raises:
+            ConfigError: the memory cannot be had; the engine is still suspended, and :meth:`resume` may be tried again.
+            EngineError: :meth:`load_weights` was interrupted while it copied.
+        """
+        self._require_open()
+        stood_still = self._lifecycle.resume()
+        if stood_still is not None:
+            self._void([stood_still])
+
+    def load_weights(self, source: WeightSource) -> None:
+        """Copy new weights into the model, in place; only while the engine is paused or suspended.
+
+        Everything is checked before anything is copied. Captured CUDA graphs stay good, traced forwards are traced
+        again (torch keeps the memory of the old traces). Cached prefixes are forgotten: no later request reuses what
+        the old weights computed. Suspended with ``recompute`` an engine goes on as a new one would; else requests that
+        have a row keep their keys and values and the pending forward, one token each, as in Megatron-LM. Engines that
+        share the loaded model have the new weights too, and follow in their next iteration; they must not be computing
+        while this copies.
+
+        Args:
+            source: A Hugging Face folder, a ``.gguf`` file, or (checkpoint name, tensor) pairs, of this very model.
+
+        Raises:
+            CheckpointError: a tensor is missing, unexpected or misshapen, or the checkpoint is another model's; one
+                line that names it. The old weights are whole.
+            EngineError: the engine runs.
+        """
+        self._require_open()
+        self._lifecycle.load_weights(source)
 
     # -- mode, recovery, end ---------------------------------------------------------------------------------------
 
@@ -576,9 +695,18 @@ class Engine:
 
         Requests keep the tokens they have; those whose last token ends them end. The tokens that follow are the
         same, since a draw depends on seed and position only.
+
+        Raises:
+            EnginePausedError: it is paused or suspended, and so has not failed.
         """
         self._require_open()
+        self._lifecycle.require_running("recover")
         self._void(["recovered"])
+        self._compute_again()
+        self.failure = None
+
+    def _compute_again(self) -> None:
+        """Drop the iteration in hand, what was launched and every row; requests wait with the tokens they have."""
         self._quiesce()
         self.controller.drop_pending()
         self._clear_cache()
@@ -604,15 +732,22 @@ class Engine:
                 request.move_to(RequestState.WAITING)
             back.append(request)
         self.queue.requeue(back)
-        self.failure = None
 
     def reset(self) -> list[RequestOutput]:
         """Drop everything: the iteration in hand, the pending forward, every request, all counters.
 
+        A paused or suspended engine runs afterwards.
+
         Returns:
             The last output of each live request, finish reason "abort"; before them what a failed iteration had made.
+
+        Raises:
+            ConfigError: a suspended engine cannot have its memory back; nothing has changed.
         """
         self._require_open()
+        stood_still = self._lifecycle.restart()
+        if stood_still is not None:
+            self._void([stood_still])
         self._quiesce()
         self.controller.drop_pending()
         self.controller.unemitted.clear()
@@ -663,6 +798,7 @@ class Engine:
             return
         self._quiesce()
         self._closed = True
+        self._lifecycle.close()
         self.device.close()
         self.runner.release()
 
@@ -695,27 +831,60 @@ class _Mailboxes:
 
     def __init__(self, engine: Engine, request_ids: Sequence[str]) -> None:
         self._engine = engine
-        self._boxes: dict[str, deque[RequestOutput]] = {request_id: deque() for request_id in request_ids}
-        engine._mailboxes.update(self._boxes)
+        self.boxes: dict[str, deque[RequestOutput]] = {request_id: deque() for request_id in request_ids}
+        engine._mailboxes.update(self.boxes)
 
     def __enter__(self) -> dict[str, deque[RequestOutput]]:
-        return self._boxes
+        return self.boxes
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(abort=kind is not None)
+        self.close(abort=kind is not None)
 
     def __del__(self) -> None:
-        self._close(abort=True)  # a stream nobody ever read from
+        self.close(abort=True)  # a stream nobody ever read from
 
-    def _close(self, *, abort: bool) -> None:
-        while self._boxes:
-            request_id, box = self._boxes.popitem()
+    def close(self, *, abort: bool) -> None:
+        """Collect nothing more; ``abort``: those that have not ended."""
+        while self.boxes:
+            request_id, box = self.boxes.popitem()
             if self._engine._mailboxes.get(request_id) is box:
                 del self._engine._mailboxes[request_id]
                 if abort:
                     self._engine.abort(request_id)
+
+
+class _Stream(Iterator[RequestOutput]):
+    """The outputs of one request, stepping the engine for them. No generator: a pause must not be its end."""
+
+    def __init__(self, engine: Engine, request_id: str) -> None:
+        self._engine = engine
+        self._mailbox = _Mailboxes(engine, [request_id])
+        self._box = self._mailbox.boxes[request_id]
+        self._is_over = False
+
+    def __next__(self) -> RequestOutput:
+        if self._is_over:
+            raise StopIteration
+        try:
+            while not self._box:
+                self._engine.step()
+        except EnginePausedError:
+            raise
+        except BaseException:
+            self.close()
+            raise
+        output = self._box.popleft()
+        if output.finished:
+            self._is_over = True
+            self._mailbox.close(abort=False)
+        return output
+
+    def close(self) -> None:
+        """Abort the request unless it has ended."""
+        self._is_over = True
+        self._mailbox.close(abort=True)
 
 
 def _empty(boxes: dict[str, deque[RequestOutput]]) -> Iterator[RequestOutput]:

@@ -50,6 +50,10 @@ class MidIterationError(EngineError, RuntimeError):
     """The call needs an iteration border, and an iteration is in hand; the message names its phase."""
 
 
+class EnginePausedError(EngineError, RuntimeError):
+    """The engine is paused or suspended; ``resume()`` lets it go on."""
+
+
 class IterationFailedError(EngineError, RuntimeError):
     """An exception inside a phase stopped the engine; call ``recover()`` or ``reset()`` to go on."""
 

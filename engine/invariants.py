@@ -6,6 +6,7 @@ the engine, or of a policy passed to it. Requests are few in tests, so plain Pyt
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from engine.plan import batch_rows_of
 from engine.request import Request, RequestState
 from engine.resolution import end_of
 from engine.step_function import FROM_SAMPLE
-from engine.table import RequestTable
+from engine.table import Rows
 
 if TYPE_CHECKING:
     from engine.controller import Border, Controller, Iteration
@@ -71,8 +72,15 @@ def check_border(engine: Engine, border: Border) -> None:
         check_results(engine, border)
     check_counters(engine, border)
     if engine.device.kind == "inline" and not standing.is_staged:
-        check_device(engine, is_unresolved=standing.is_unresolved)
+        check_device(engine, unresolved=_unresolved_rows(border, standing))
     poison_void(engine, border)
+
+
+def _unresolved_rows(border: Border, standing: Standing) -> range:
+    sampled = border.iteration.sampled
+    if sampled is None or not standing.is_unresolved:
+        return range(0)
+    return range(sampled.first_row, sampled.first_row + sampled.num_rows)
 
 
 def check_probe(engine: Engine) -> None:
@@ -96,8 +104,9 @@ def check_rows(engine: Engine, border: Border) -> None:
     table = engine.table
     live = table.num_live
     require(0 <= table.num_paused <= live <= table.max_requests, "I1", "row borders out of order")
-    if border.phase in (Phase.ADMIT, Phase.PREPARE, Phase.FORWARD):
-        # A stop string found in emit may move a launched prefill row into a hole; the next resolve makes all decode.
+    if engine.controller.pending is None or Phase.PREPARE in _done_phases(border)[-2:]:
+        # A stop string found in emit may move a launched prefill row into a hole; the next resolve makes all decode,
+        # in overlap the next prepare.
         prefill = table.is_prefill[table.num_paused : live].tolist()
         require(prefill == sorted(prefill), "I1", "a prefill row stands before a decode row: {}", prefill)
     keys = table.key[:live].tolist()
@@ -124,7 +133,7 @@ def _check_owner(engine: Engine, row: int) -> None:
         "key": (int(table.key[row]), request.key),
         "max_output": (int(table.max_output[row]), request.max_new_tokens),
         "num_output": (int(table.num_output[row]), len(request.output_ids)),
-        "is_prefill": (bool(table.is_prefill[row]), request.state is RequestState.PREFILL),
+        "is_fresh": (bool(table.is_fresh[row]), request.state is RequestState.PREFILL),
         "is_watched": (bool(table.is_watched[row]), request.is_watched),
     }
     for name, (held, wanted) in found.items():
@@ -164,7 +173,7 @@ def check_blocks(engine: Engine) -> None:
 
 
 def _check_cached(engine: Engine, pool: PrefixPool, free: set[int]) -> None:
-    """I14, I15, I17: cached blocks are neither free nor held, names one to one, and named blocks are not written to."""
+    """I14, I15: cached blocks are neither free nor held, and names are one to one."""
     try:
         pool.index.check()
     except AssertionError as error:
@@ -173,14 +182,18 @@ def _check_cached(engine: Engine, pool: PrefixPool, free: set[int]) -> None:
     require(not idle & free, "I14", "a cached block is free: {}", idle & free)
     require(all(pool.ref_counts[block] == 0 for block in idle), "I14", "a cached block is held")
     require(len(free) + len(idle) == pool.num_free, "I12", "{} free, {} cached, {} takeable", free, idle, pool.num_free)
-    table, block_size = engine.table, engine.config.block_size
-    for row in range(table.num_live):
-        first = int(table.chunk_done[row]) if table.is_prefill[row] else int(table.kv_len[row])
+
+
+def _check_own_blocks(engine: Engine, rows: Rows) -> None:
+    """I17: the forward about to be launched writes to blocks of one owner, which have no name."""
+    table, pool, block_size = engine.table, engine.pool, engine.config.block_size
+    assert isinstance(pool, PrefixPool)
+    for row in rows.tolist():
+        first = int(table.chunk_done[row]) if table.is_prefill[row] else int(table.kv_len[row]) - 1
         for block in table.block_ids[row, first // block_size : table.block_count[row]].tolist():
             mine = int(pool.ref_counts[block]) == 1
             require(mine, "I17", "row {} writes to block {}, which others hold", row, block)
-            is_open = table.is_prefill[row] or block not in pool.index
-            require(is_open, "I17", "row {} writes to block {}, which has a name", row, block)
+            require(block not in pool.index, "I17", "row {} writes to block {}, which has a name", row, block)
 
 
 def check_row_lengths(engine: Engine, border: Border, standing: Standing) -> None:
@@ -194,10 +207,12 @@ def check_row_lengths(engine: Engine, border: Border, standing: Standing) -> Non
         reads = int(table.chunk_done[row]), int(table.chunk_end[row])
         if not table.is_prefill[row]:
             wanted: tuple[int, ...] = (known - 1 + ahead[row],)
-        elif ahead[row]:
-            wanted = reads[1:]
+        elif request.abort_requested:  # in overlap it may have been placed and then left out
+            wanted = (0, *reads)
         elif _is_unpublished(request, border):
             wanted = (0,)
+        elif ahead[row]:
+            wanted = reads[:1] if _goes_on(engine.controller, row, border) else reads[1:]
         else:  # its next chunk is placed and not prepared yet, or not even placed
             wanted = reads
         require(
@@ -219,6 +234,13 @@ def check_row_lengths(engine: Engine, border: Border, standing: Standing) -> Non
 def _is_unpublished(request: Request, border: Border) -> bool:
     """Placed by this iteration and not prepared yet: the device does not know its row."""
     return request in border.iteration.admitted and Phase.PREPARE not in _done_phases(border)
+
+
+def _goes_on(controller: Controller, row: int, border: Border) -> bool:
+    """Its next chunk is placed beside the pending forward that reads the one before, and not prepared yet."""
+    done, pending = _done_phases(border), controller.pending
+    is_between = border.iteration.order is Order.OVERLAP_ADMIT and Phase.ADMIT in done and Phase.PREPARE not in done
+    return is_between and pending is not None and pending.partial_key == int(controller.table.key[row])
 
 
 def _tokens_ahead(controller: Controller, border: Border, standing: Standing) -> list[int]:
@@ -247,7 +269,7 @@ def check_requests(engine: Engine) -> None:
             made, wanted = len(request.logprobs), len(request.output_ids)
             require(made == wanted, "I40", "{}: {} log probabilities, {} tokens", name, made, wanted)
         if request.prompt_logprobs and request.finish_reason is None:
-            made, due = len(request.prompt_logprobs), _prompt_logprobs_due(engine.table, request)
+            made, due = len(request.prompt_logprobs), _prompt_logprobs_due(engine, request)
             require(made in due, "I40", "{}: {} prompt log probabilities, due are {}", name, made, due)
         times = request.timings
         known = [t for t in (times.arrival_ns, times.admitted_ns, times.first_token_ns) if t is not None]
@@ -257,12 +279,16 @@ def check_requests(engine: Engine) -> None:
         require(request.emitted_chars <= len(request.text), "I46", "{}: text was taken back", name)
 
 
-def _prompt_logprobs_due(table: RequestTable, request: Request) -> set[int]:
-    """All of a prompt; while it is first read, those that its chunks before the present one tell of, or that too."""
-    length, row = len(request.prompt_ids), request.row
-    if row is None or not table.is_prefill[row]:
+def _prompt_logprobs_due(engine: Engine, request: Request) -> Container[int]:
+    """All of a prompt; while it is first read, those that its chunks before the present one tell of, or that too.
+
+    Where the next chunk is placed beside the pending forward, those of the chunk before may still be on their way.
+    """
+    length, row, table = len(request.prompt_ids), request.row, engine.table
+    if row is None or not table.is_fresh[row]:
         return {length}
-    return {length, *(min(int(end) + 1, length) for end in (table.chunk_done[row], table.chunk_end[row]))}
+    ends = [min(int(end) + 1, length) for end in (table.chunk_done[row], table.chunk_end[row])]
+    return range(1, ends[1] + 1) if engine.config.overlap_admission else {length, *ends}
 
 
 def check_pending(controller: Controller) -> None:
@@ -282,14 +308,18 @@ def check_order(controller: Controller, border: Border) -> None:
     """I26-I29, I31, I33, I35, I58: what an order may have done by this border."""
     iteration, table = border.iteration, controller.table
     done = _done_phases(border)
+    may_release = iteration.order is not Order.OVERLAP_ADMIT
     if iteration.launched is not None:
         require(Phase.FORWARD in done, "I27", "a forward outside the forward phase")
         _check_launched(controller, iteration)
     if border.side == "after" and border.phase is Phase.FORWARD and Phase.ADMIT in done:
-        require(table.num_active == 0 or iteration.launched is not None, "I27", "rows were left without a forward")
+        is_left = table.num_active > 0 and iteration.launched is None and not iteration.order.is_overlap
+        require(not is_left, "I27", "rows were left without a forward")
     if iteration.order is Order.OVERLAP:
         require(not iteration.admitted, "I28", "admission in an overlap iteration")
-        require(not table.is_prefill[: table.num_live].any(), "I28", "a prefill row in an overlap iteration")
+        if Phase.PREPARE in done or not controller.resolved.config.overlap_admission:
+            require(not table.is_prefill[: table.num_live].any(), "I28", "a prefill row in an overlap iteration")
+    if iteration.order.is_overlap:
         require(table.num_paused == 0, "I28", "a paused row in an overlap iteration")
         require(Phase.SAMPLE not in done or iteration.consumed is not None, "I28", "overlap without a pending forward")
         require(Phase.FORWARD not in done or Phase.SAMPLE in done, "I31", "a forward ahead of the sampling it follows")
@@ -299,7 +329,7 @@ def check_order(controller: Controller, border: Border) -> None:
         require(iteration.consumed is None, "I35", "a primer while a forward was pending")
     if border.side == "before" and border.phase is Phase.SAMPLE and controller.pending is not None:
         _check_sampled_rows(controller, iteration)
-    if border.side == "after" and border.phase in (Phase.ADMIT, Phase.RESOLVE):
+    if border.side == "after" and (border.phase is Phase.RESOLVE or (border.phase is Phase.ADMIT and may_release)):
         aborted = [r.request_id for r in table.live_requests() if r.abort_requested]
         require(not aborted, "I58", "aborted requests keep their rows: {}", aborted)
     _check_admission(controller, border)
@@ -335,7 +365,8 @@ def _check_sampled_rows(controller: Controller, iteration: Iteration) -> None:
     pending, table = controller.pending, controller.table
     assert pending is not None
     rows = sorted(pending.table_rows[pending.table_rows >= 0].tolist())
-    active = table.active_rows.tolist()
+    entered = {request.row for request in iteration.admitted} if iteration.order is Order.OVERLAP_ADMIT else set()
+    active = [row for row in table.active_rows.tolist() if row not in entered]
     require(rows == active, "I25", "iteration {}: active rows {} but pending rows {}", iteration.index, active, rows)
 
 
@@ -366,6 +397,8 @@ def check_staged(engine: Engine, iteration: Iteration) -> None:
     is_decode = ~table.is_prefill[rows]
     require((staged["token_ids"][last[is_decode]] == FROM_SAMPLE).all(), "I32", "a decode row reads no sampled token")
     require(int(staged["query_len"][at].sum()) == dims.num_tokens, "I4", "query tokens do not sum up")
+    if isinstance(engine.pool, PrefixPool):
+        _check_own_blocks(engine, rows)
     for row, count in zip(rows[~is_decode].tolist(), staged["query_len"][at][~is_decode].tolist(), strict=True):
         length, left = int(table.prompt_len[row]), int(table.prompt_len[row] - table.chunk_end[row])
         is_all = int(table.chunk_done[row]) % engine.config.block_size == 0 and left == 0  # all that a prefix left over
@@ -379,9 +412,13 @@ def check_results(engine: Engine, border: Border) -> None:
     sampled = iteration.sampled
     if border.phase is Phase.SAMPLE and sampled is not None:
         consumed = sampled.pending
-        partial = engine.table.partial_row
-        whole = (consumed.table_rows >= 0) & (consumed.table_rows != (-1 if partial is None else partial))
+        whole = consumed.table_rows >= 0
+        if consumed.partial_key is not None:
+            whole &= consumed.keys != consumed.partial_key
         require(np.count_nonzero(whole) == sampled.num_rows, "I26", "a row sampled twice or never")
+        rows = sorted(consumed.table_rows[whole].tolist())
+        first = sampled.first_row
+        require(rows == list(range(first, first + len(rows))), "I26", "rows {} were not the ones sampled", rows)
         for request in engine.table.requests[sampled.first_row : sampled.first_row + sampled.num_rows]:
             require(request is not None and request.finish_reason is None, "I26", "an ended request was sampled")
     if border.phase is Phase.RESOLVE:

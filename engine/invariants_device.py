@@ -29,12 +29,12 @@ def require(holds: object, number: str, text: str, *values: object) -> None:
         raise InvariantError(f"{number}: {text.format(*values)}")
 
 
-def check_device(engine: Engine, *, is_unresolved: bool = False) -> None:
+def check_device(engine: Engine, *, unresolved: range = range(0)) -> None:
     """I3, I11, I32, I51 on the device: every column of a published row is its request's. Waits for the device.
 
     Args:
         engine: At an iteration border, or at a phase border that is not between prepare and forward.
-        is_unresolved: Between sample and resolve, where the device knows one token more than the host.
+        unresolved: Rows between sample and resolve, of which the device knows one token more than the host.
 
     Raises:
         InvariantError: naming the invariant and what was found.
@@ -48,7 +48,7 @@ def check_device(engine: Engine, *, is_unresolved: bool = False) -> None:
     for row in range(table.num_live):
         if table.kv_len[row] == 0:
             continue  # placed, not published yet
-        is_sampled = is_unresolved and row >= table.num_paused and row != table.partial_row
+        is_sampled = row in unresolved
         count, request = int(table.block_count[row]), table.requests[row]
         if table.is_prefill[row]:  # blocks of a chunk that was placed are published with its forward
             count = -(-int(table.kv_len[row]) // engine.config.block_size)
@@ -59,7 +59,7 @@ def check_device(engine: Engine, *, is_unresolved: bool = False) -> None:
         )
         require((held[count:] == columns.dummy_block).all(), "I3", "row {}: stale blocks on the device: {}", row, held)
         _check_numbers(row, request, ints[row], floats[row], is_sampled)
-        if not is_sampled and not table.is_prefill[row]:
+        if not is_sampled and not table.is_fresh[row]:
             newest = int(ints[row, LAST_TOKEN])
             require(
                 newest == request.output_ids[-1],

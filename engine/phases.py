@@ -22,6 +22,7 @@ class Order(Enum):
     LEGACY = (Phase.ADMIT, Phase.PREPARE, Phase.FORWARD, Phase.SAMPLE, Phase.RESOLVE, Phase.EMIT)
     NO_OVERLAP = (Phase.SAMPLE, Phase.RESOLVE, Phase.ADMIT, Phase.PREPARE, Phase.FORWARD, Phase.EMIT)
     OVERLAP = (Phase.PREPARE, Phase.SAMPLE, Phase.FORWARD, Phase.RESOLVE, Phase.EMIT)
+    OVERLAP_ADMIT = (Phase.ADMIT, Phase.PREPARE, Phase.SAMPLE, Phase.FORWARD, Phase.RESOLVE, Phase.EMIT)
     PRIMER = (Phase.ADMIT, Phase.PREPARE, Phase.FORWARD)
     DRAIN = (Phase.SAMPLE, Phase.RESOLVE, Phase.EMIT)
 
@@ -30,6 +31,11 @@ class Order(Enum):
         """The phases, in order."""
         phases: tuple[Phase, ...] = self.value
         return phases
+
+    @property
+    def is_overlap(self) -> bool:
+        """Whether the next forward is enqueued before the pending one's tokens are known."""
+        return self in (Order.OVERLAP, Order.OVERLAP_ADMIT)
 
     @property
     def label(self) -> str:
@@ -42,6 +48,7 @@ class Reason(Enum):
 
     LEGACY_MODE = "legacy mode"
     STEADY_DECODE = "decode rows only, nothing to admit"
+    ADMITS_BESIDE = "prompts enter the next forward while the pending one runs"
     NO_PENDING_FORWARD = "no forward is pending"
     PREFILL_PENDING = "the pending forward holds prefill rows"
     CHUNK_IN_PROGRESS = "a prompt is being read in chunks"

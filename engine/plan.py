@@ -52,6 +52,8 @@ class Plan:
     request_ids: tuple[str, ...]
     is_in_order: bool
     """Whether ``table_rows`` are neighbours in ascending order."""
+    partial_key: int | None = None
+    """Generation of the row whose prompt it reads in part."""
     new_rows: int = 0
     new_blocks: NewBlocks = NO_NEW_BLOCKS
     """Entries to make before the forward; it makes those of its decode rows itself where it can."""

@@ -38,6 +38,13 @@ class OrderState:
     """Something waits that was not aborted."""
     head_admissible: bool
     """The head of the queue could be admitted now."""
+    overlap_admission: bool = False
+    """Prompts may be read beside the pending forward."""
+
+    @property
+    def admits_beside(self) -> bool:
+        """Whether an overlapping iteration would have prompts to read."""
+        return self.overlap_admission and (self.chunk_in_progress or self.head_admissible)
 
 
 class OrderPolicy(Protocol):
@@ -70,15 +77,16 @@ never_overlap: OrderPolicy = NeverOverlap()
 
 def overlap_refusal(state: OrderState) -> Reason | None:
     """Why an iteration with a pending forward may not overlap; None if it may."""
-    if state.chunk_in_progress:
+    beside = state.overlap_admission
+    if state.chunk_in_progress and not beside:
         return Reason.CHUNK_IN_PROGRESS
-    if state.pending_has_prefill:
+    if state.pending_has_prefill and not beside:
         return Reason.PREFILL_PENDING
     if state.num_paused:
         return Reason.PAUSED_ROWS
-    if state.head_admissible:
+    if state.head_admissible and not beside:
         return Reason.HEAD_ADMISSIBLE
-    if state.num_continuing == 0:
+    if state.num_continuing == 0 and not state.admits_beside:
         return Reason.ALL_ROWS_ENDING
     if state.blocks_needed > state.blocks_available:
         return Reason.NOT_ENOUGH_BLOCKS
@@ -102,7 +110,10 @@ def choose_order(state: OrderState, policy: OrderPolicy) -> tuple[Order, Reason]
     refusal = overlap_refusal(state)
     if refusal is not None:
         return Order.NO_OVERLAP, refusal
-    return _checked(policy.choose(state))
+    order, reason = _checked(policy.choose(state))
+    if order is Order.OVERLAP and state.admits_beside:
+        return Order.OVERLAP_ADMIT, Reason.ADMITS_BESIDE
+    return order, reason
 
 
 def _checked(answer: object) -> tuple[Order, Reason]:

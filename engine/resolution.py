@@ -69,7 +69,7 @@ def commit_results(
         iteration.advanced = table.active_requests()
         iteration.new_tokens += result.num_rows
     _commit_prompts(result)
-    table.is_prefill[rows] = False
+    table.is_prefill[rows] = table.is_fresh[rows] = False
     counters.sampled_rows += result.num_rows
     counters.near_boundary += int(near.sum())
 
@@ -129,7 +129,7 @@ def _needs_a_closer_look(
     """Rows that may end, are new, or want more than tokens; all others certainly go on."""
     close: NDArray[np.bool_] = table.num_output[rows] + 1 >= table.max_output[rows]
     close |= table.is_watched[rows]
-    close |= table.is_prefill[rows]
+    close |= table.is_fresh[rows]
     for token_id in eos:
         close |= tokens == token_id
     return close

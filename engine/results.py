@@ -29,6 +29,8 @@ class Logits:
     """[N, V], one row a real batch row, padding behind."""
     prompt: Tensor | None = None
     """[extra, V] of rows that want prompt log probabilities."""
+    in_graph: bool = False
+    """Whether ``rows`` is a graph's own output, which a captured draw reads where it lies. Known on the host."""
 
 
 @dataclass(slots=True)
@@ -45,6 +47,8 @@ class PendingForward:
     request_ids: tuple[str, ...]
     is_in_order: bool
     """Whether ``table_rows`` are neighbours in ascending order, so that logits rows stand as table rows do."""
+    partial_key: int | None
+    """Generation of the row whose prompt it reads in part: its sample means nothing."""
     info: BatchInfo
     """The same for the record."""
 
@@ -54,6 +58,14 @@ class PendingForward:
         self.table_rows[live] = new_row[self.table_rows[live]]
         survivors = self.table_rows[self.table_rows >= 0]
         self.is_in_order = np.array_equal(survivors, self.table_rows[: survivors.size]) and are_neighbours(survivors)
+
+    @property
+    def num_sampled(self) -> int:
+        """Rows still there whose sample means something: all but a partial one. They stand in front of the others."""
+        live = self.table_rows >= 0
+        if self.partial_key is not None:
+            live &= self.keys != self.partial_key
+        return int(np.count_nonzero(live))
 
     @property
     def dims(self) -> BatchDimensions:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.attention.base import PlannerLimits, PrefillRows
+from engine.attention.base import AttentionPlanner, PlannerLimits, PrefillRows
 from engine.batch import BatchDimensions, BatchShape, PrefillPlan
 from engine.columns import DeviceColumns, WideRows
 from engine.config import ResolvedConfig
@@ -51,6 +51,10 @@ CaptureProgress = Callable[[int, int, int], None]
 """Called with (graphs captured, graphs in all, bytes they took so far)."""
 
 
+WIDE_COLUMNS = ("stop_ids", "bias_ids", "bias_values", "output_counts", "prompt_mask")
+"""Of :class:`DeviceColumns`: those that are made when a row first needs them."""
+
+
 class Runner:
     """Owns the device side: model, caches, columns, slabs, graphs and sampler."""
 
@@ -80,8 +84,7 @@ class Runner:
             dummy_block=resolved.num_blocks,
             vocab_size=resolved.vocab_size,
         )
-        limits = PlannerLimits(config.block_size, config.max_requests, resolved.max_blocks_per_row)
-        self.planner = model.make_planner(device, limits) if isinstance(model, PlansPrefill) else None
+        self.planner = self._make_planner()
         self.step_slab = Slab(device, step_fields(config.max_requests, config.max_batch_tokens, config.block_size))
         self.move_slab = Slab(device, [Field("moves", (2, config.max_requests), torch.int64)])
         self.samples = SampleLauncher(
@@ -94,14 +97,19 @@ class Runner:
         self.graph_memory_bytes = 0
         self._known: DecodeBatch | None = None
         """The decode batch of the step before."""
-        self.graphs = GraphSet(
-            graph_list(config, resolved.max_sequence_length) if sizes is None else sizes,
-            max_blocks=resolved.max_blocks_per_row,
-            buckets_kv=device.kind != "cuda",
-        )
+        self.graphs = self._graph_set(graph_list(config, resolved.max_sequence_length) if sizes is None else sizes)
         self.enters_blocks = device.kind == "cuda" and has_decode_inputs()
         """Whether captured decode forwards enter new blocks into the block table themselves."""
         device.synchronize()  # weights and buffers were filled on other streams
+
+    def _make_planner(self) -> AttentionPlanner | None:
+        if not isinstance(self.model, PlansPrefill):
+            return None
+        limits = PlannerLimits(self.block_size, self.resolved.config.max_requests, self.resolved.max_blocks_per_row)
+        return self.model.make_planner(self.device, limits)
+
+    def _graph_set(self, sizes: Sequence[BatchDimensions]) -> GraphSet:
+        return GraphSet(sizes, max_blocks=self.resolved.max_blocks_per_row, buckets_kv=self.device.kind != "cuda")
 
     def _launch(
         self,
@@ -212,6 +220,7 @@ class Runner:
             keys=table.key[table_rows],
             request_ids=_request_ids(table, table_rows),
             is_in_order=are_neighbours(table_rows),
+            partial_key=None if table.partial_row is None else int(table.key[table.partial_row]),
             new_rows=len(new),
             new_blocks=new_blocks,
             wide=self._stage_wide(table, new) if new else None,
@@ -256,7 +265,7 @@ class Runner:
 
     def launch_forward(self, plan: Plan) -> PendingForward:
         """Publish the staged inputs and launch the forward behind them; returns at once."""
-        compute, logits = self.device.compute, Logits()
+        compute, logits = self.device.compute, Logits(in_graph=plan.graph is not None)
         published = self._launch(compute, "publish", lambda: self._publish(plan))
         plan.half.copied = compute.record()
         sleep_s = self.resolved.config.op_sleep_s
@@ -273,6 +282,7 @@ class Runner:
             keys=plan.keys,
             request_ids=plan.request_ids,
             is_in_order=plan.is_in_order,
+            partial_key=plan.partial_key,
             info=BatchInfo(
                 iteration=self.iteration,
                 num_tokens=plan.dims.num_tokens,
@@ -337,7 +347,10 @@ class Runner:
     # -- graphs ----------------------------------------------------------------------------------------------------
 
     def capture(self, traced: TracedForwards, progress: CaptureProgress | None = None) -> None:
-        """Capture every size of the graph list; blocks. To be called before anything is launched."""
+        """Capture every size of the graph list; blocks. Nothing may be in flight or staged.
+
+        On CUDA it draws: the columns of all rows are void afterwards.
+        """
         if self.device.kind == "cuda":
             self.samples.capture_fetches()
         before_bytes = self.device.used_bytes()
@@ -349,6 +362,7 @@ class Runner:
             if progress is not None:
                 progress(done, len(shapes), self.graph_memory_bytes)
             half = self.step_slab.acquire()
+            half.layout = None
             stage_padding(half, shape, columns.dummy_row)
             self.device.compute.launch(half.upload)
             half.copied = self.device.compute.record()
@@ -393,6 +407,51 @@ class Runner:
 
         self._launch(self.device.compute, "compact", work)
         half.copied = self.device.compute.record()
+
+    def recapture(self, traced: TracedForwards, progress: CaptureProgress | None = None) -> None:
+        """Capture every size anew, as :meth:`capture`; those of before are let go of."""
+        self._let_go_of_graphs()
+        self.capture(traced, progress)
+
+    def _let_go_of_graphs(self) -> None:
+        self.graphs = self._graph_set(self.graphs.sizes)
+        self.samples.clear()
+        self.graph_memory_bytes = 0
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    @property
+    def cache_tensors(self) -> tuple[Tensor, ...]:
+        """Of all layers, each [num_blocks + 1, block_size, *per-token shape]; empty while they are let go of."""
+        return self._flat_caches
+
+    def let_go(self) -> None:
+        """Give the memory of caches, graphs, planner and wide columns back; nothing may be in flight.
+
+        Nothing may be launched before :meth:`take_again`. What they held is lost.
+        """
+        self.caches, self._flat_caches = [], ()
+        self.planner = None
+        self._let_go_of_graphs()
+        for name in WIDE_COLUMNS:
+            setattr(self.columns, name, None)
+        self.device.give_memory_back()
+
+    def take_again(self, traced: TracedForwards, progress: CaptureProgress | None = None) -> None:
+        """Make caches, zeroed, and capture graphs, as at first; blocks.
+
+        Raises:
+            ConfigError: memory cannot be had; nothing is held then, and it can be tried again.
+        """
+        try:
+            self.caches = make_caches(self.model, self.device, self.resolved.num_blocks + 1, self.block_size)
+            self._flat_caches = tuple(tensor for layer in self.caches for tensor in layer)
+            self.planner = self._make_planner()
+            self.device.synchronize()  # they were filled on another stream
+            self.capture(traced, progress)
+        except BaseException:
+            self.let_go()
+            raise
 
     def release(self) -> None:
         """Let go of what takes memory; nothing may be launched afterwards."""

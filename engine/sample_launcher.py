@@ -43,7 +43,7 @@ class SampleLauncher:
         self.columns = columns
         self._launch = launch
         self._processed = resolved.config.logprobs_mode == "processed"
-        self._needs: tuple[int, SamplingNeeds] | None = None
+        self._needs: tuple[tuple[int, int, int], SamplingNeeds] | None = None
         self.index_slab = Slab(device, [Field("logits_row", (max_requests,), torch.int64)])
         self._results = (ResultBuffers(device, max_requests), ResultBuffers(device, max_requests))
         self._next_result = 0
@@ -53,13 +53,13 @@ class SampleLauncher:
         """Copies of tokens alone, by the result buffers."""
 
     def launch(self, pending: PendingForward, table: RequestTable) -> SampleResult:
-        """Sample the pending logits for every active row and start the copy of the result; returns at once.
+        """Sample the pending logits for every row of it that is there and start the copy; returns at once.
 
         A partial row is left out: its chunk's last token is not its prompt's, and no draw, count or position of its
-        stream may come of it.
+        stream may come of it. Rows that entered since stand behind and are not in these logits.
         """
-        first, end = table.num_paused, table.num_paused + table.num_sampled
-        needs = self._sampling_needs(table)
+        first, end = table.num_paused, table.num_paused + pending.num_sampled
+        needs = self._sampling_needs(table, first, end)
         source = self._stage_logits_rows(pending, first, end)
         number, buffers = self._next_result, self._results[self._next_result]
         self._next_result ^= 1
@@ -68,7 +68,7 @@ class SampleLauncher:
         values: list[PromptValues] = []
         fetched: list[PromptValues] = []
         draw = None
-        if source is None and first == 0 and needs.is_plain and pending.plan.graph is not None:
+        if source is None and first == 0 and needs.is_plain and pending.logits.in_graph:
             draw = self._draws.get((pending.plan.shape, needs.all_greedy, number))
         compute, copy = self._device.compute, self._device.copy
         self._launch(
@@ -93,10 +93,11 @@ class SampleLauncher:
             on_device=values,
         )
 
-    def _sampling_needs(self, table: RequestTable) -> SamplingNeeds:
-        if self._needs is None or self._needs[0] != table.version:
-            params = [request.params for request in table.live_requests()]
-            self._needs = (table.version, SamplingNeeds.of(params, self._processed))
+    def _sampling_needs(self, table: RequestTable, first: int, end: int) -> SamplingNeeds:
+        key = (table.version, first, end)
+        if self._needs is None or self._needs[0] != key:
+            params = [request.params for request in table.requests[first:end] if request is not None]
+            self._needs = (key, SamplingNeeds.of(params, self._processed))
         return self._needs[1]
 
     def _stage_logits_rows(self, pending: PendingForward, first: int, end: int) -> HostSlab | None:

@@ -8,7 +8,8 @@
         num_output   [R]     int32   output tokens whose values the host knows
         max_output   [R]     int32   output tokens after which the request ends by length
         prompt_len   [R]     int32   tokens its prefill reads: the prompt, after recovery also earlier output
-        is_prefill   [R]     bool    its prompt's sample is not resolved yet
+        is_prefill   [R]     bool    its newest forward, launched or to come, reads its prompt
+        is_fresh     [R]     bool    its prompt's sample is not resolved yet
         block_count  [R]     int32   blocks held
         block_ids    [R, C]  int32   -1 past block_count
         state_slot   [R]     int32   recurrent-state slot; -1 without one
@@ -43,6 +44,7 @@ _COLUMNS: dict[str, tuple[type[np.generic], int]] = {
     "max_output": (np.int32, 0),
     "prompt_len": (np.int32, 0),
     "is_prefill": (np.bool_, 0),
+    "is_fresh": (np.bool_, 0),
     "block_count": (np.int32, 0),
     "state_slot": (np.int32, -1),
     "num_drafts": (np.int32, 0),
@@ -108,6 +110,7 @@ class RequestTable:
         self.max_output: NDArray[np.int32] = _column("max_output", max_requests)
         self.prompt_len: NDArray[np.int32] = _column("prompt_len", max_requests)
         self.is_prefill: NDArray[np.bool_] = _column("is_prefill", max_requests)
+        self.is_fresh: NDArray[np.bool_] = _column("is_fresh", max_requests)
         self.block_count: NDArray[np.int32] = _column("block_count", max_requests)
         self.state_slot: NDArray[np.int32] = _column("state_slot", max_requests)
         self.num_drafts: NDArray[np.int32] = _column("num_drafts", max_requests)
@@ -139,11 +142,6 @@ class RequestTable:
         if last < self.num_paused or not self.is_prefill[last] or self.chunk_end[last] == self.prompt_len[last]:
             return None
         return last
-
-    @property
-    def num_sampled(self) -> int:
-        """Active rows whose sample means something: all but a partial one."""
-        return self.num_active - (self.partial_row is not None)
 
     def begin_chunk(self, row: int, end: int, block_ids: NDArray[np.int32]) -> None:
         """Let a partial row read on to ``end`` prompt tokens, with more blocks."""
@@ -204,7 +202,7 @@ class RequestTable:
         self.prompt_len[row] = prefill_len
         self.chunk_done[row], self.chunk_end[row] = (0, prefill_len) if chunk is None else chunk
         self.max_blocks[row] = max_blocks
-        self.is_prefill[row] = True
+        self.is_prefill[row] = self.is_fresh[row] = True
         self.is_watched[row] = request.is_watched
         self.block_ids[row, : block_ids.size] = block_ids
         self.block_count[row] = block_ids.size

@@ -41,6 +41,11 @@ REASONS: dict[Reason, Explanation] = {
         "It loses the overlap once a waiting request fits, the pending forward holds a prompt, or blocks run out.",
         now="all rows of the pending forward decode and nothing can be admitted",
     ),
+    Reason.ADMITS_BESIDE: Explanation(
+        "a prompt could enter the next forward while the pending one ran",
+        "With overlap_admission=False it would have been a no_overlap: sample and resolve first, then admit.",
+        now="a prompt can enter the next forward while the pending one runs",
+    ),
     Reason.NO_PENDING_FORWARD: Explanation(
         "no forward was pending, so there was nothing to sample: the first iteration, or one behind a drain or a pause",
         "It launches the forward that the next iteration finds pending.",
@@ -54,7 +59,7 @@ REASONS: dict[Reason, Explanation] = {
     ),
     Reason.CHUNK_IN_PROGRESS: Explanation(
         "a prompt is being read in chunks, and its next chunk has to be placed first",
-        "It would overlap behind the prompt's last chunk.",
+        "It would overlap behind the prompt's last chunk, or with overlap_admission=True.",
     ),
     Reason.PAUSED_ROWS: Explanation(
         "rows are paused, and resuming one moves rows",
@@ -67,7 +72,7 @@ REASONS: dict[Reason, Explanation] = {
     ),
     Reason.HEAD_ADMISSIBLE: Explanation(
         "the head of the queue could be admitted, and async admits only when no forward is pending",
-        f"{_OVERLAP_NEEDS}: it would overlap with an empty queue, or with a head that has to wait.",
+        f"{_OVERLAP_NEEDS}: it would overlap with an empty queue, a head that has to wait, or overlap_admission=True.",
         now="the head of the queue can be admitted, and async admits only when no forward is pending",
     ),
     Reason.ALL_ROWS_ENDING: Explanation(

@@ -22,6 +22,7 @@ ORDER_COLOURS: dict[str, str] = {
     "legacy": "#C6BEB4",
     "no_overlap": "#DDB892",
     "overlap": "#85664A",
+    "overlap_admit": "#6F5B2E",
     "mtp_overlap": "#5A4433",
     "primer": "#F0E2C6",
     "drain": "#B39A84",

@@ -6,8 +6,9 @@ G key/value heads, D head size, Y = H + 2 G heads of the fused projection.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypedDict, Unpack
 
 import torch
@@ -17,12 +18,13 @@ from torch.nn import functional
 from engine.attention.base import Attention, AttentionPlanner, HeadSizes, PlannerLimits
 from engine.batch import ForwardBatch
 from engine.device import Device
+from engine.errors import CheckpointError
 from engine.kernels import Kernels, make_kernels
 from engine.models.base import LayerCache, PagedState
 from engine.models.checkpoint import damaged
 from engine.models.decoder_config import DecoderConfig
-from engine.models.rope import inverse_frequencies
-from engine.models.weights import fill_weights
+from engine.models.rope import RopeConfig, inverse_frequencies
+from engine.models.weights import WeightTargets, fill_weights
 
 
 class Placement(TypedDict):
@@ -187,6 +189,11 @@ class DecoderModel(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a checkpoint's tensors in; CheckpointError names what is missing, unexpected or misshapen."""
+        places = self.weight_targets()
+        fill_weights(places.targets, weights, ignored=places.ignored)
+
+    def weight_targets(self) -> WeightTargets:
+        """Where each checkpoint tensor goes."""
         targets = {"model.embed_tokens.weight": self.embedding.data, "model.norm.weight": self.norm.weight.data}
         ignored = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
         if self.head is None:
@@ -195,7 +202,23 @@ class DecoderModel(nn.Module):
             targets["lm_head.weight"] = self.head.data
         for number, layer in enumerate(self.layers):
             targets.update(layer.targets(f"model.layers.{number}"))  # type: ignore[operator]
-        fill_weights(targets, weights, ignored=ignored)
+        return WeightTargets(targets, ignored)
+
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint that would compute otherwise than this model: CheckpointError names what differs.
+
+        Numbers may differ by the rounding of another file format, and the limit on positions may be another.
+        """
+        with damaged("its configuration"):
+            other = DecoderConfig.from_checkpoint(config)
+        for one in fields(DecoderConfig):  # an architecture is what its switches say, and angles are compared below
+            mine, theirs = getattr(self.config, one.name), getattr(other, one.name)
+            if one.name in ("architecture", "max_position", "rope"):
+                continue
+            if not (math.isclose(mine, theirs, rel_tol=1e-6) if isinstance(mine, float) else mine == theirs):
+                raise CheckpointError(f"{one.name} must be the model's, {mine!r}, got {theirs!r}")
+        if not _turn_alike(self.config.rope, other.rope, self.config.head_dim):
+            raise CheckpointError(f"rope must be the model's, {self.config.rope}, got {other.rope}")
 
     def cache_layout(self) -> Sequence[PagedState]:
         """Keys and values of every layer."""
@@ -219,3 +242,10 @@ class DecoderModel(nn.Module):
             x_TE = layer(x_TE, tables, batch, cache)
         x_LE = x_TE.index_select(0, batch.logits_idx_L)
         return self.kernels.norm_linear(x_LE, self.norm, self.embedding if self.head is None else self.head)
+
+
+def _turn_alike(one: RopeConfig, other: RopeConfig, head_dim: int) -> bool:
+    """Whether both turn heads by the same angles, however they are written down."""
+    angles = [inverse_frequencies(rope, head_dim, torch.float64, torch.device("cpu")) for rope in (one, other)]
+    is_as_long = math.isclose(one.attention_factor, other.attention_factor, rel_tol=1e-6)
+    return is_as_long and torch.allclose(angles[0], angles[1], rtol=1e-5, atol=0.0)

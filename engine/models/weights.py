@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,32 @@ from engine.errors import CheckpointError
 
 _SHOWN = 4
 """Names an error lists before it only counts."""
+
+
+class WeightTargets(NamedTuple):
+    """Where a model's weights go."""
+
+    targets: Mapping[str, Tensor]
+    """Destination by checkpoint name; a view of a larger parameter is fine."""
+    ignored: str | None = None
+    """Regular expression of checkpoint names that are skipped, matched whole."""
+
+
+@runtime_checkable
+class Refillable(Protocol):
+    """A model whose weights can be checked before they are copied, so that a live engine may take new ones."""
+
+    def weight_targets(self) -> WeightTargets:
+        """Where :meth:`load_weights` copies to."""
+        ...
+
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """Refuse another model's parsed ``config.json``: CheckpointError names what differs."""
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy a checkpoint's tensors in."""
+        ...
 
 
 def weight_targets(module: nn.Module) -> dict[str, Tensor]:
@@ -32,6 +59,21 @@ def fill_weights(
     Raises:
         CheckpointError: A tensor is missing, unexpected, twice there, of another shape, or not of a float type.
     """
+    for target, tensor in _matched(targets, weights, ignored):
+        with torch.no_grad():
+            target.copy_(tensor)
+
+
+def check_weights(places: WeightTargets, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise what :func:`fill_weights` would raise, and copy nothing."""
+    for _ in _matched(places.targets, weights, places.ignored):
+        pass
+
+
+def _matched(
+    targets: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]], ignored: str | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each target with its tensor, checked; what is missing or unexpected is known, and raised, at the end."""
     missing = dict.fromkeys(targets)
     unexpected: list[str] = []
     for name, tensor in weights:
@@ -42,7 +84,8 @@ def fill_weights(
             continue
         if name not in missing:
             raise CheckpointError(f"checkpoint holds tensor {name} twice")
-        _copy(name, target, tensor)
+        _check(name, target, tensor)
+        yield target, tensor
         del missing[name]
     if missing:
         raise CheckpointError(f"checkpoint lacks {_listed(list(missing))}")
@@ -50,13 +93,11 @@ def fill_weights(
         raise CheckpointError(f"checkpoint holds {_listed(unexpected)}, which this model has no place for")
 
 
-def _copy(name: str, target: Tensor, tensor: Tensor) -> None:
+def _check(name: str, target: Tensor, tensor: Tensor) -> None:
     if target.shape != tensor.shape:
         raise CheckpointError(f"tensor {name} must have shape {list(target.shape)}, got {list(tensor.shape)}")
     if not tensor.is_floating_point() or tensor.dtype.itemsize < 2:
         raise CheckpointError(f"tensor {name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
-    with torch.no_grad():
-        target.copy_(tensor)
 
 
 def _listed(names: list[str]) -> str:

@@ -33,15 +33,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"eviction_policy": "fifo"}, "eviction_policy must be one of lru, ref_zero"),
     ({"prefix_caching": 1}, "prefix_caching"),
     ({"capacity_policy": "best"}, "capacity_policy must be one of guaranteed_no_evict, max_utilization"),
+    ({"suspend_mode": "discard"}, "suspend_mode must be one of None, persist, offload, recompute; got 'discard'"),
     ({"op_sleep_s": -1.0}, "op_sleep_s"),
     ({"op_sleep_s": 0.1, "device": "cuda"}, "op_sleep_s"),
 ]
 
 LATER: list[dict[str, Any]] = [
-    {"overlap_admission": True},
     {"mamba_cache_gb": 1.0},
     {"ssm_backend": "torch"},
-    {"suspend_mode": "persist"},
     {"speculative_tokens": 1},
     {"routing_replay": "record"},
     {"expert_parallel": 2},

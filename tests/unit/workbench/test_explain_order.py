@@ -74,7 +74,8 @@ class TestEveryReason:
             assert session.explain(2) == (
                 begins(2, Order.NO_OVERLAP, "the head of the queue could be admitted, and async admits only when no ")
                 + "forward is pending (it admitted 2). An overlap admits nothing and moves no row before its forward "
-                "is enqueued: it would overlap with an empty queue, or with a head that has to wait."
+                "is enqueued: it would overlap with an empty queue, a head that has to wait, or "
+                "overlap_admission=True."
             )
 
     def test_all_rows_ending(self) -> None:

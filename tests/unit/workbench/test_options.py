@@ -95,6 +95,8 @@ class TestFlags:
             (["--kv-cache-gb", "0.5"], "kv_cache_gb", 0.5),
             (["--no-graph-non-decode"], "graph_non_decode", False),
             (["--dtype", "float64"], "dtype", "float64"),
+            (["--suspend-mode", "offload"], "suspend_mode", "offload"),
+            (["--suspend-mode", "none"], "suspend_mode", None),
         ],
     )
     def test_read_their_values(self, argv: list[str], name: str, value: object) -> None:
@@ -117,7 +119,7 @@ class TestBadValues:
             (["--graphs", "1,x"], "graphs must be a whole number, got 'x'"),
             (["--op-sleep-s", "long"], "op_sleep_s must be a number, got 'long'"),
             (["--max-requests", "0"], "max_requests must be a positive whole number, got 0"),
-            (["--overlap-admission"], "overlapped admission is not available yet"),
+            (["--expert-parallel", "2"], "expert parallelism is not available yet"),
         ],
     )
     def test_name_the_field_and_what_was_expected(self, argv: list[str], message: str) -> None:
@@ -145,8 +147,8 @@ class TestBadValues:
             parse("--config", write(tmp_path, "mode: legacy\n"), "--seed", "x")
         with pytest.raises(ConfigError, match=r"^mode must be"):
             parse("--config", write(tmp_path, "max_requests: 4\n"), "--mode", "turbo")
-        with pytest.raises(NotAvailableError, match=r"engine.yaml: overlap_admission"):
-            parse("--config", write(tmp_path, "overlap_admission: true\n"))
+        with pytest.raises(NotAvailableError, match=r"engine.yaml: expert_parallel"):
+            parse("--config", write(tmp_path, "expert_parallel: 2\n"))
 
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"cannot read config file .*none.yaml"):

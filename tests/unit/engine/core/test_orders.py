@@ -154,14 +154,17 @@ class TestBaseForwards:
 
 def independent_choice(state: OrderState, refuses: bool) -> tuple[Order, Reason]:
     """The rules once more, as the design states them, from the last to the first that can speak."""
-    answer = (Order.NO_OVERLAP, Reason.POLICY) if refuses else (Order.OVERLAP, Reason.STEADY_DECODE)
+    beside = state.overlap_admission
+    brings = beside and (state.head_admissible or state.chunk_in_progress)
+    answer = (Order.OVERLAP_ADMIT, Reason.ADMITS_BESIDE) if brings else (Order.OVERLAP, Reason.STEADY_DECODE)
+    answer = (Order.NO_OVERLAP, Reason.POLICY) if refuses else answer
     for holds, reason in (
         (state.blocks_needed > state.blocks_available, Reason.NOT_ENOUGH_BLOCKS),
-        (state.num_continuing == 0, Reason.ALL_ROWS_ENDING),
-        (state.head_admissible, Reason.HEAD_ADMISSIBLE),
+        (state.num_continuing == 0 and not brings, Reason.ALL_ROWS_ENDING),
+        (state.head_admissible and not beside, Reason.HEAD_ADMISSIBLE),
         (state.num_paused > 0, Reason.PAUSED_ROWS),
-        (state.pending_has_prefill, Reason.PREFILL_PENDING),
-        (state.chunk_in_progress, Reason.CHUNK_IN_PROGRESS),
+        (state.pending_has_prefill and not beside, Reason.PREFILL_PENDING),
+        (state.chunk_in_progress and not beside, Reason.CHUNK_IN_PROGRESS),
     ):
         if holds:
             answer = (Order.NO_OVERLAP, reason)
@@ -181,8 +184,8 @@ class TestChooseOrder:
         seen = set()
         flags = [False, True]
         for mode, wanted, refuses in product(("async", "legacy"), ("async", "legacy"), flags):
-            for bits in product(flags, repeat=9):
-                pending, prefill, chunk, paused, active, continuing, short, waiting, admissible = bits
+            for bits in product(flags, repeat=10):
+                pending, prefill, chunk, paused, active, continuing, short, waiting, admissible, beside = bits
                 state = OrderState(
                     mode=mode,  # type: ignore[arg-type]
                     wanted_mode=wanted,  # type: ignore[arg-type]
@@ -196,6 +199,7 @@ class TestChooseOrder:
                     blocks_available=1 if short else 2,
                     has_waiting=waiting,
                     head_admissible=admissible,
+                    overlap_admission=beside,
                 )
                 found = choose_order(state, never_overlap if refuses else prefer_overlap)
                 assert found == independent_choice(state, refuses), state
