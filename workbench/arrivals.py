@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from engine.request import SamplingParams
 
@@ -65,8 +66,16 @@ class Arrivals:
     @property
     def coming(self) -> tuple[Submission, ...]:
         """All of them, the next first."""
-        waiting = [one for line in self._lines.values() for one in line.waiting]
-        return (*reversed(self._coming), *waiting)
+        return tuple(self._in_order())
+
+    def soonest(self, count: int) -> list[Submission]:
+        """At most ``count`` of them, the next first, however many come behind."""
+        return list(islice(self._in_order(), max(0, count)))
+
+    def _in_order(self) -> Iterator[Submission]:
+        yield from reversed(self._coming)
+        for line in self._lines.values():
+            yield from line.waiting
 
     @property
     def first(self) -> Submission | None:
@@ -82,6 +91,15 @@ class Arrivals:
             insort(self._coming, submission, key=lambda one: (-one.arrival, -one.number))
         else:
             self._line(submission.loop).waiting.append(submission)
+
+    def put_back(self, submission: Submission) -> None:
+        """One that was taken and could not be handed in: it stands where it stood, the first of its time."""
+        if submission.loop is None:
+            self.add(submission)
+        else:
+            line = self._line(submission.loop)
+            line.inside.discard(submission.request_id)
+            line.waiting.appendleft(submission)
 
     def take_due(self, now: float) -> list[Submission]:
         """Take those whose arrival is not after ``now``, then those whom their loops let in."""

@@ -6,6 +6,7 @@ import difflib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import islice
 from typing import Any
 
 from engine.emission import make_output
@@ -39,6 +40,8 @@ class RequestBook:
         self._engine = engine
         self._intake = Intake(engine.resolved, engine.loaded.tokenizer)
         self._next_number = 0
+        self.generation = 0
+        """Changes when all are forgotten."""
         self._submissions: dict[str, Submission] = {}
         self._requests: dict[str, Request] = {}
         self._outputs: dict[str, RequestOutput] = {}
@@ -47,6 +50,15 @@ class RequestBook:
     def submissions(self) -> tuple[Submission, ...]:
         """All that were submitted, in order."""
         return tuple(self._submissions.values())
+
+    @property
+    def num_submissions(self) -> int:
+        """How many those are."""
+        return len(self._submissions)
+
+    def newest(self, count: int) -> list[Submission]:
+        """The last ``count`` that were submitted, in order."""
+        return [*islice(reversed(self._submissions.values()), count)][::-1]
 
     def submission(self, request_id: str) -> Submission:
         """A request as it was submitted; KeyError if none was under that name."""
@@ -121,7 +133,8 @@ class RequestBook:
         self._engine.add_request(
             tuple(submission.prompt_ids), submission.params, request_id=submission.request_id, stream=submission.stream
         )
-        request = self._engine.queue.waiting[-1]
+        request = self._engine.queue.newest
+        assert request is not None
         request.timings = replace(request.timings, arrival_ns=request.timings.arrival_ns - late_ns)
         self._requests[submission.request_id] = request
         return request
@@ -214,6 +227,7 @@ class RequestBook:
         self._requests.clear()
         self._outputs.clear()
         self._next_number = 0
+        self.generation += 1
 
 
 def sampling_params(params: SamplingParams | None, changes: Mapping[str, Any]) -> SamplingParams:

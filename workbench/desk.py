@@ -92,8 +92,7 @@ class Desk:
             self.book.withdraw(submission)
         elif submission.loop is not None:
             self.arrivals.add(submission)
-            for one in self.arrivals.take_let_in(submission.loop):
-                self._hand_in(one)
+            self._hand_in_all([(one, 0) for one in self.arrivals.take_let_in(submission.loop)])
         elif submission.arrival <= self.clock.now():
             if self._is_at_rest:
                 self._hand_in_due(self.clock.now())  # what came before it stands before it
@@ -131,11 +130,31 @@ class Desk:
         return 0.0 if first is None else self.clock.wait_s(first.arrival)
 
     def _hand_in_due(self, now: float) -> None:
+        due = []
         for submission in self.arrivals.take_due(now):
             # An iteration was running when it came: that wait is part of its queue delay and TTFT. In a closed loop it
             # comes as another ends, between iterations.
             late_s = now - submission.arrival if self.clock.unit == "s" and submission.loop is None else 0.0
-            self._hand_in(submission, int(late_s * 1e9))
+            due.append((submission, int(late_s * 1e9)))
+        self._hand_in_all(due)
+
+    def _hand_in_all(self, taken: Sequence[tuple[Submission, int]]) -> None:
+        """Each with how late it is, in nanoseconds; who cannot enter waits at the door, and nobody is lost.
+
+        One whose name was given to the engine itself meanwhile enters once that request has ended. Where one is refused
+        for another reason, that is raised, and all behind it wait too.
+        """
+        live = self._engine.live_ids if taken else frozenset()
+        kept = [submission for submission, _ in taken if submission.request_id in live]
+        entering = [one for one in taken if one[0].request_id not in live]
+        try:
+            while entering:
+                self._hand_in(*entering[0])
+                del entering[0]
+        finally:
+            kept = sorted([*kept, *(submission for submission, _ in entering)], key=lambda one: one.number)
+            for submission in reversed(kept):
+                self.arrivals.put_back(submission)
 
     def _hand_in(self, submission: Submission, late_ns: int = 0) -> None:
         request = self.book.hand_in(submission, late_ns=late_ns)

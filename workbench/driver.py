@@ -104,6 +104,9 @@ class Driver:
     def _step_phase(self) -> Border | None:
         if not self.ready():
             return None
+        held = self._begin_iteration()
+        if held is not None:
+            return held
         with self._telling_failures():
             border = self.engine.step_phase()
         if border is not None and self.engine.in_hand is None:
@@ -111,6 +114,24 @@ class Driver:
         elif border is not None and self.engine.next_phase is not None and self._breakpoints.watch_borders:
             self._look(Border(self.engine.next_phase, "before", border.iteration))
         return border
+
+    def _begin_iteration(self) -> Border | None:
+        """Choose the next order where none is in hand, and look before its first phase.
+
+        Returns:
+            That border where a breakpoint holds it, else None.
+        """
+        if self.engine.in_hand is not None or not self._breakpoints.watch_borders:
+            return None
+        borders: list[Border] = []
+
+        def stands(border: Border) -> bool:
+            borders.append(border)
+            return True
+
+        with self._telling_failures():
+            self.engine.step(stands)
+        return borders[0] if borders and self._look(borders[0]) else None
 
     def step(self) -> list[RequestOutput]:
         """See :meth:`workbench.session.Session.step`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from enum import Enum
 from math import comb
 from statistics import median
 from typing import Any
@@ -82,6 +83,24 @@ class LegNumbers:
         return (min(self.known), max(self.known)) if len(self.known) > 1 else None
 
 
+class Lack(Enum):
+    """Why a pair has no ratio."""
+
+    LEG = "{leg} has no sample"
+    BASELINE = "{baseline} has no sample"
+    BOTH = "{baseline} and {leg} have no sample"
+    ZERO = "{baseline} is 0"
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedPair:
+    """A repeat of which there is no ratio."""
+
+    repeat: int
+    """Counts from 1."""
+    lack: Lack
+
+
 @dataclass(frozen=True, slots=True)
 class PairedRatio:
     """A leg over the baseline."""
@@ -90,6 +109,10 @@ class PairedRatio:
     """Of the ratios of each repeat."""
     interval: MedianInterval | None
     """None for a single pair, which says nothing of noise."""
+    num_pairs: int = 1
+    """Repeats that both numbers are taken from."""
+    dropped: tuple[DroppedPair, ...] = ()
+    """Repeats that gave no pair."""
 
     @property
     def is_difference_seen(self) -> bool | None:
@@ -138,7 +161,11 @@ def _leg_dict(numbers: LegNumbers, ratio: PairedRatio | None) -> dict[str, Any]:
         "ratio": None,
     }
     if ratio is not None:
-        told["ratio"] = {**asdict(ratio), "is_difference_seen": ratio.is_difference_seen}
+        told["ratio"] = {
+            **asdict(ratio),
+            "dropped": [{"repeat": one.repeat, "lack": one.lack.name.lower()} for one in ratio.dropped],
+            "is_difference_seen": ratio.is_difference_seen,
+        }
     return told
 
 
@@ -174,8 +201,21 @@ def _repeat_row(row: Row, repeats: int) -> RepeatRow:
 def _paired(row: Row, baseline: Sequence[float | None], leg: Sequence[float | None]) -> PairedRatio | None:
     pairs = [Row(row.section, row.label, row.unit, pair, row.better).ratio for pair in zip(baseline, leg, strict=True)]
     ratios = [ratio for ratio in pairs if ratio is not None]
+    if not ratios:
+        return None
     # Of repeats that lack a sample none is taken in its place: the interval says how much those that are left can tell.
-    return PairedRatio(median(ratios), median_interval(ratios)) if ratios else None
+    dropped = [
+        DroppedPair(repeat, _lack(*values))
+        for repeat, (ratio, *values) in enumerate(zip(pairs, baseline, leg, strict=True), start=1)
+        if ratio is None
+    ]
+    return PairedRatio(median(ratios), median_interval(ratios), len(ratios), tuple(dropped))
+
+
+def _lack(baseline: float | None, leg: float | None) -> Lack:
+    if baseline is None:
+        return Lack.BOTH if leg is None else Lack.BASELINE
+    return Lack.LEG if leg is None else Lack.ZERO
 
 
 def table_head(names: Sequence[str], repeats: int) -> list[str]:
@@ -200,12 +240,13 @@ def table_cells(row: RepeatRow, repeats: int) -> list[str]:
 
 
 def ratio_cells(ratio: PairedRatio | None) -> list[str]:
-    """Ratio and interval."""
+    """Ratio and interval, with the number of pairs where some were dropped."""
     if ratio is None:
         return ["", ""]
     mark = f" {SAME}" if ratio.is_difference_seen is False else ""
     interval = "" if ratio.interval is None else f"{ratio.interval.low:.2f}–{ratio.interval.high:.2f}"
-    return [f"{ratio.median:.2f}x{mark}", interval]
+    pairs = f"({ratio.num_pairs} of {ratio.num_pairs + len(ratio.dropped)})" if ratio.dropped else ""
+    return [f"{ratio.median:.2f}x{mark}", " ".join(filter(None, (interval, pairs)))]
 
 
 def _range_text(spread: tuple[float, float] | None, unit: str) -> str:
@@ -255,6 +296,30 @@ def repeat_notes(names: Sequence[str], repeats: int) -> list[str]:
         *notes,
         f"Each row stands for itself: of 100 without a difference some {100 - covers:.0f} show one by chance.",
     ]
+
+
+def dropped_notes(names: Sequence[str], rows: Sequence[RepeatRow]) -> list[str]:
+    """Which ratios are of fewer pairs than there are repeats, and why; a sentence for all rows that lack the same."""
+    found: dict[tuple[str, int, tuple[DroppedPair, ...]], list[str]] = {}
+    for row in rows:
+        for name, ratio in zip(names, row.ratios, strict=True):
+            if ratio is not None and ratio.dropped:
+                found.setdefault((name, ratio.num_pairs, ratio.dropped), []).append(row.label)
+    return [
+        f"{name}/{names[0]} of {', '.join(dict.fromkeys(labels))}: {count} of {count + len(dropped)} pairs; "
+        f"{_dropped_text(dropped, leg=name, baseline=names[0])}."
+        for (name, count, dropped), labels in found.items()
+    ]
+
+
+def _dropped_text(dropped: Sequence[DroppedPair], **legs: str) -> str:
+    repeats: dict[Lack, list[str]] = {}
+    for one in dropped:
+        repeats.setdefault(one.lack, []).append(str(one.repeat))
+    return ", ".join(
+        f"{lack.value.format(**legs)} in repeat{'' if len(numbers) == 1 else 's'} {' and '.join(numbers)}"
+        for lack, numbers in repeats.items()
+    )
 
 
 def find_row(label: str, rows: Sequence[RepeatRow]) -> RepeatRow:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from engine.config import EngineConfig
 from engine.controller import Border
 from engine.engine import Engine, Failure
+from engine.lifecycle import Suspension, WeightSource
 from engine.models.loader import LoadedModel
 from engine.phases import Phase, Reason
 from engine.policy import OrderPolicy, prefer_overlap
@@ -116,6 +117,9 @@ class Session(Submitting, Looking):
 
     def step_phase(self) -> Border | None:
         """Run one phase and stand still behind it; None when nothing is left to do.
+
+        A breakpoint before the first phase of an iteration holds it there, with nothing run: the border's side is then
+        ``before``, and :attr:`stopped` says why.
 
         The iteration's times are void, and a virtual clock stands still.
         """
@@ -359,6 +363,50 @@ class Session(Submitting, Looking):
         phase go on to its end. On ``device="inline"`` no other thread runs. None where a breakpoint came before.
         """
         return debug_phase(self, phase, limit)
+
+    # -- standing still --------------------------------------------------------------------------------------------
+
+    def suspend(self, mode: str | None = None) -> Suspension:
+        """Give memory of the device back until :meth:`resume`; see :meth:`engine.engine.Engine.suspend`.
+
+        Driving raises EnginePausedError meanwhile; requests may be submitted and aborted.
+
+        Args:
+            mode: ``persist``, ``offload`` or ``recompute``; None: the option ``suspend_mode``.
+
+        Raises:
+            SessionError: the session is being driven.
+            MidIterationError: an iteration is in hand.
+        """
+        with self._undriven("suspend"):
+            return self.engine.suspend(mode)
+
+    def resume(self) -> None:
+        """Run again after :meth:`suspend`; see :meth:`engine.engine.Engine.resume`.
+
+        Raises:
+            ConfigError: the memory cannot be had any more.
+        """
+        with self._undriven("resume"):
+            self.engine.resume()
+
+    def load_weights(self, source: WeightSource) -> None:
+        """Copy new weights into the suspended model; see :meth:`engine.engine.Engine.load_weights`.
+
+        Raises:
+            CheckpointError: the source does not fit the model, whose weights are whole.
+            EngineError: the engine is not suspended.
+        """
+        with self._undriven("load_weights"):
+            self.engine.load_weights(source)
+
+    @contextmanager
+    def _undriven(self, what: str) -> Iterator[None]:
+        claim = self._driver.seat.claim(what)
+        try:
+            yield
+        finally:
+            self._driver.seat.release(claim)
 
     # -- after a failure, starting over ----------------------------------------------------------------------------
 

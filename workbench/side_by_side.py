@@ -14,6 +14,7 @@ from tracing.trace import Trace
 from workbench.display import html_table
 from workbench.repeats import (
     RepeatRow,
+    dropped_notes,
     find_row,
     format_few,
     format_repeats,
@@ -90,7 +91,8 @@ class SideBySide(ABC):
     def notes(self) -> list[str]:
         """What must be known to read the table."""
         told = comparison_notes(self._shown_summaries(), repeats=self.repeats, shown=self._shown_numbers())
-        return [*self.conditions, *repeat_notes(self.names, self.repeats), *told]
+        paired = [*repeat_notes(self.names, self.repeats), *dropped_notes(self.names, self.rows)]
+        return [*self.conditions, *paired, *told]
 
     def table(self) -> str:
         """The legs side by side, one row a metric: median, spread over repeats, paired ratio with its interval."""
@@ -99,8 +101,11 @@ class SideBySide(ABC):
 
     def short_table(self) -> str:
         """The rows that matter most, of those for which a leg has numbers: medians and ratios."""
+        return format_few(self.names, self._short_rows())
+
+    def _short_rows(self) -> list[RepeatRow]:
         rows = [find_row(label, self.rows) for label in _SHORT]
-        return format_few(self.names, [row for row in rows if any(leg.known for leg in row.legs)])
+        return [row for row in rows if any(leg.known for leg in row.legs)]
 
     def text(self, *, is_whole: bool = False) -> str:
         """A table, whole or short, what became of the outputs, and what must be known to read it."""
@@ -168,13 +173,16 @@ class SideBySide(ABC):
         lines = "".join(f"<div>{escape(line)}</div>" for line in (*self.notes, *self.verdict_lines))
         return (
             f"<div style='font-family:sans-serif;line-height:1.5'><div><b>{escape(self.verdict_text)}</b></div>"
-            f"<div style='overflow-x:auto'>{self._html_rows()}</div><div style='font-size:12px'>{lines}</div></div>"
+            f"<div style='overflow-x:auto'>{self._html_rows(self._short_rows(), has_sections=False)}</div>"
+            f"<details><summary>All {len(self.rows)} rows</summary>"
+            f"<div style='overflow-x:auto'>{self._html_rows(self.rows)}</div></details>"
+            f"<div style='font-size:12px'>{lines}</div></div>"
         )
 
-    def _html_rows(self) -> str:
+    def _html_rows(self, rows: Sequence[RepeatRow], *, has_sections: bool = True) -> str:
         head, cells, section = table_head(self.names, self.repeats), [], None
-        for row in self.rows:
-            if row.section != section:
+        for row in rows:
+            if has_sections and row.section != section:
                 section = row.section
                 cells.append([f"<b>{escape(section)}</b>", *[""] * (len(head) - 1)])
             cells.append([escape(cell) for cell in table_cells(row, self.repeats)])

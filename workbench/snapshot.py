@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,7 +195,7 @@ def take_snapshot(engine: Engine, clock: Clock, coming: Sequence[Submission], la
         phase=_phase_before(phases, next_phase) if current is not None else None,
         next_phase=next_phase,
         no_overlap_because=_overlap_refusal(engine),
-        queue=(*queue_views(engine), *coming_views(coming, clock)),
+        queue=(*queue_views(engine), *coming_views(coming, clock, engine.live_ids)),
         rows=tuple(row_view(engine, row) for row in range(engine.table.num_live)),
         num_rows=engine.table.max_requests,
         blocks=_blocks_view(engine),
@@ -300,21 +300,29 @@ def queue_views(engine: Engine, most: int | None = None) -> list[QueuedView]:
     return views
 
 
-def coming_views(coming: Sequence[Submission], clock: Clock) -> list[QueuedView]:
-    """Requests that have not arrived."""
+def coming_views(coming: Sequence[Submission], clock: Clock, live_ids: Collection[str]) -> list[QueuedView]:
+    """Requests that are not in the engine, each with when it comes.
+
+    Args:
+        coming: What they were submitted as.
+        clock: Their arrivals are on it.
+        live_ids: Names that are in use in the engine: who is called the same has to wait.
+    """
     return [
         QueuedView(
             request_id=submission.request_id,
             prompt_tokens=len(submission.prompt_ids),
             max_tokens=submission.params.max_tokens,
             arrival=submission.arrival,
-            why=_comes_when(submission, clock),
+            why=_comes_when(submission, clock, submission.request_id in live_ids),
         )
         for submission in coming
     ]
 
 
-def _comes_when(submission: Submission, clock: Clock) -> str:
+def _comes_when(submission: Submission, clock: Clock, is_name_in_use: bool) -> str:
+    if is_name_in_use and (submission.loop is not None or submission.arrival <= clock.now()):
+        return "waits at the door: a request of its name was handed to the engine itself and has not ended"
     if submission.loop is not None:
         return f"enters when fewer than {submission.loop.limit} of its closed loop are live"
     return f"arrives at {submission.arrival:.6g} {clock.unit}"

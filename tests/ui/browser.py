@@ -71,7 +71,7 @@ def load(page: Any, errors: list[str], address: str, serve: Callable[[Any], None
     page.route(f"{address}/**", serve)
     page.goto(f"{address}/")
     try:
-        page.wait_for_function("() => window.isReady", timeout=20_000)
+        page.wait_for_function("() => window.isReady", timeout=90_000)
     except Exception as error:
         raise AssertionError(f"the modules were not loaded: {errors}") from error
 

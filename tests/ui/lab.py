@@ -32,6 +32,9 @@ async (expression) => {
   return answer.status === "ok" ? answer.data["text/plain"] : `${answer.ename}: ${answer.evalue}`;
 }
 """
+_THREE_FRAMES = """
+async () => { for (let left = 3; left; left--) await new Promise((done) => requestAnimationFrame(done)); }
+"""
 _METADATA = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 _IS_IDLE = """
 () => {
@@ -63,6 +66,11 @@ class Lab:
             timeout=120_000,
         )
 
+    def wait_until_painted(self) -> None:
+        """Until what is due has been painted, however slowly frames come."""
+        self.page.wait_for_timeout(200)
+        self.page.evaluate(_THREE_FRAMES)
+
     def ask(self, expression: str) -> Any:
         """The value of an expression in the kernel, as its ``repr`` tells it."""
         text = self.page.evaluate(_ASK, expression)
@@ -71,7 +79,7 @@ class Lab:
         except (SyntaxError, ValueError) as error:
             raise AssertionError(f"{expression} gave {text}") from error
 
-    def wait_for(self, expression: str, value: Any, *, timeout_s: float = 20) -> None:
+    def wait_for(self, expression: str, value: Any, *, timeout_s: float = 90) -> None:
         """Until an expression in the kernel has a value."""
         until = time.monotonic() + timeout_s
         while (found := self.ask(expression)) != value:
@@ -87,8 +95,9 @@ def opened_lab(browser: Any, folder: Path, cells: Sequence[str], *, dark: bool =
     nbformat.write(notebook, folder / "notebook.ipynb")
     with _server(folder, dark=dark) as address, opened_page(browser, dark=dark) as (page, errors):
         page.goto(f"{address}/lab/tree/notebook.ipynb?token={_TOKEN}")
-        page.wait_for_selector(".jp-Notebook", timeout=60_000)
-        page.wait_for_function(_IS_IDLE, timeout=60_000)
+        page.set_default_timeout(90_000)
+        page.wait_for_selector(".jp-Notebook")
+        page.wait_for_function(_IS_IDLE)
         yield Lab(page, errors)
 
 
@@ -110,8 +119,17 @@ def _server(folder: Path, *, dark: bool) -> Iterator[str]:
         _wait_for(f"http://127.0.0.1:{port}/api?token={_TOKEN}", process, log)
         yield f"http://127.0.0.1:{port}"
     finally:
-        process.terminate()
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """A server on a busy machine may take longer to end its kernels than a test should wait; they end behind it."""
+    process.terminate()
+    try:
         process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _command(folder: Path, port: int) -> list[str]:
@@ -147,7 +165,7 @@ def _free_port() -> int:
         return port
 
 
-def _wait_for(address: str, process: subprocess.Popen[bytes], log: Path, *, timeout_s: float = 60) -> None:
+def _wait_for(address: str, process: subprocess.Popen[bytes], log: Path, *, timeout_s: float = 180) -> None:
     until = time.monotonic() + timeout_s
     while True:
         try:

@@ -16,7 +16,7 @@ _ADDRESS = "http://panel.test"
 _WIDGETS = {"bar": PanelBar, "panes": PanelPanes}
 _TRAITS = {
     "bar": ("bar", "strip", "notice", "key_map", "phases", "pace"),
-    "panes": ("tab", "tabs", "requests", "blocks", "graphs", "changes", "history", "stops", "events"),
+    "panes": ("tab", "tabs", "requests", "requests_news", "blocks", "graphs", "changes", "history", "stops", "events"),
 }
 
 
@@ -31,6 +31,11 @@ class PanelPage:
         """Set a trait of whichever widget has it, as Python would."""
         widget = next(name for name, traits in _TRAITS.items() if trait in traits)
         self.page.evaluate("([name, trait, value]) => window.set(name, trait, value)", [widget, trait, value])
+        self.settle()
+
+    def open_second_panes(self) -> None:
+        """Another view of the same model, as a second cell or a new tab shows it."""
+        self.page.evaluate("() => window.openSecond()")
         self.settle()
 
     def trait(self, trait: str) -> Any:

@@ -246,6 +246,23 @@ class TestKeys:
         assert page.page.input_value("#elsewhere") == "p"
         assert page.commands() == []
 
+    @pytest.mark.parametrize(("opener", "field"), [("Submit…", "prompt"), ("Save…", "folder"), ("Until", "admit")])
+    def test_go_to_the_first_field_of_a_form_from_the_very_click_that_opens_it(
+        self, page: PanelPage, opener: str, field: str
+    ) -> None:
+        """The focus came a task later: what was typed before that was lost on a busy machine."""
+        for _ in range(2):
+            focused = page.button(opener).evaluate(
+                """(opener) => {
+                  opener.click();
+                  const { name, textContent } = document.activeElement;
+                  return name || textContent;
+                }"""
+            )
+            assert focused == field
+            page.press("Escape")
+            assert not page.page.locator(".wb-popover:popover-open").count()
+
     def test_with_ctrl_go_on_to_the_notebook(self, page: PanelPage) -> None:
         page.button("Phase").focus()
         page.press("Control+s")

@@ -92,6 +92,28 @@ class TestRequests:
         assert page.page.evaluate("() => document.activeElement.title") == "Abort story-21"
         assert page.page.locator(".wb-pane-requests tbody .wb-id").first.inner_text() == "story-21"
 
+    def test_shows_what_has_changed_since_its_picture_in_a_view_that_opens_later_too(self, page: PanelPage) -> None:
+        rows = [request_row(number) for number in range(6)]
+        news = {
+            "since": 3,
+            "order": ["story-4", "story-0", "story-9"],
+            "rows": [request_row(9), {**rows[0], "kv_len": 777}],
+            "left_out": 2,
+            "hint": "",
+        }
+        page.set("requests", {**requests_view(rows=rows, left_out=0), "number": 3})
+        page.set("requests_news", news)
+        page.open_second_panes()
+        for place in ("#panes", "#second"):
+            shown = page.page.locator(f"{place} .wb-pane-requests")
+            assert shown.locator("tbody .wb-id").all_inner_texts() == news["order"]
+            assert shown.locator("tbody tr").nth(1).locator("td").nth(5).inner_text() == "777"
+            assert "2 more requests" in shown.inner_text()
+        page.set("requests_news", {**news, "since": 2})
+
+        names = page.page.locator("#second .wb-pane-requests tbody .wb-id").all_inner_texts()
+        assert names == [f"story-{number}" for number in range(6)]
+
     def test_touches_nothing_that_did_not_change(self, page: PanelPage) -> None:
         page.page.evaluate(
             """() => {
@@ -246,7 +268,7 @@ class TestHistory:
         slider = page.page.get_by_label("Iteration", exact=True)
         slider.focus()
         page.press("ArrowLeft", "ArrowLeft", "ArrowLeft")
-        page.page.wait_for_timeout(150)
+        page.page.wait_for_function("() => window.models.panes.sent.some(({ args }) => args.iteration === 868)")
         chosen = self.choose(page)
 
         assert chosen[-1] == 868

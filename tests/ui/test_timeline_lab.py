@@ -51,9 +51,8 @@ def wait_for_iterations(lab: Lab, count: int) -> None:
     lab.page.wait_for_function(
         "(count) => document.querySelector('.wb-timeline')?.timeline.store.numIterations === count",
         arg=count,
-        timeout=60_000,
     )
-    lab.page.wait_for_timeout(200)
+    lab.wait_until_painted()
 
 
 def colours_in(lab: Lab, lane: str) -> set[str]:
@@ -82,7 +81,7 @@ def place(lab: Lab, lane: str, iteration: int) -> tuple[float, float]:
 
 def view_of(lab: Lab) -> list[float]:
     """Its ends, once what is due was painted."""
-    lab.page.wait_for_timeout(200)
+    lab.wait_until_painted()
     ends: list[float] = of_timeline(lab, "return [view.from, view.to];")
     return ends
 
@@ -158,7 +157,7 @@ def test_a_reloaded_page_gets_its_picture_back_and_a_step_shows_what_is_in_hand(
         wait_for_iterations(lab, 12)
         lab.ask("[session.step_phase(), session.step_phase(), session.step_phase(), view.update(), None][4]")
         page.wait_for_function("() => document.querySelector('.wb-timeline').timeline.store.groups[0].inHand")
-        page.wait_for_timeout(300)
+        lab.wait_until_painted()
         keep_shot(page, "lab-stepped")
 
         assert (

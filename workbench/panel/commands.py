@@ -108,7 +108,11 @@ class Commands:
 
     def _step_phase(self, given: Arguments) -> str:
         border = self._session.step_phase()
-        return _NOTHING_LEFT if border is None else f"{border.phase.value} of iteration {border.iteration.index} ran"
+        if border is None:
+            return _NOTHING_LEFT
+        if border.side == "before" and self._session.stopped is not None:
+            return self._session.stopped.text
+        return f"{border.phase.value} of iteration {border.iteration.index} ran"
 
     def _step(self, given: Arguments) -> str:
         session, begun = self._session, self._session.engine.controller.next_index

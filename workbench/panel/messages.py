@@ -140,6 +140,26 @@ class RequestsView(TypedDict):
     """What to do when there is nothing to see."""
 
 
+class RequestsPicture(RequestsView):
+    """All requests as they were once; what has changed since is a :class:`RequestsNews` beside it."""
+
+    number: int
+    """Rises with each."""
+
+
+class RequestsNews(TypedDict):
+    """What has changed since a picture, all of it: so whoever has both has the truth, whatever came in between."""
+
+    since: int
+    """:attr:`RequestsPicture.number` of it; news of another one mean nothing."""
+    order: list[str] | None
+    """Ids of all rows there are; None: those of the picture, as they stood there."""
+    rows: list[RequestRow]
+    """Those that are new or differ."""
+    left_out: int
+    hint: str
+
+
 class BlocksPane(TypedDict):
     """The KV block pool, block by block."""
 

@@ -18,6 +18,7 @@ from workbench.events import Event
 from workbench.panel.commands import Commands
 from workbench.panel.figure_shelf import FigureShelf, close_all
 from workbench.panel.messages import Notice
+from workbench.panel.shown_cells import ShownCells
 from workbench.panel.ticker import Ticker
 from workbench.panel.views import Views
 from workbench.widgets.panel_bar import PanelBar
@@ -32,7 +33,8 @@ log = logging.getLogger(__name__)
 _FILLED_SPANS = 20_000
 """When a run ends, what the timeline left out meanwhile is sent if there are no more spans than this: 0.2 s."""
 _shown: set[Panel] = set()
-"""Panels that a page may show: they live until they are closed, whoever else holds them."""
+"""Panels that a page may show: they live until they are closed or off the page, whoever else holds them."""
+_cells = ShownCells()
 
 
 class Panel:
@@ -55,6 +57,7 @@ class Panel:
         self.box = ipywidgets.VBox([self.bar, self.timeline, self.panes, self._shelf_box])
         self.box.add_class("wb-panel-whole")
         self.is_closed = False
+        self._is_off_page = False
         self._run_ended = self._is_timeline_late = False
         self._ticker = Ticker(self._stamp, self.redraw)
         self._listen()
@@ -82,7 +85,8 @@ class Panel:
         """Show the session as it stands; between iterations or phases only. A closed panel shows nothing."""
         if self.is_closed:
             return
-        self._ticker.start()  # a panel made without a loop begins to look once there is one
+        if not self._is_off_page:
+            self._ticker.start()  # a panel made without a loop begins to look once there is one
         stamp = self._stamp()
         self._follow_choice()
         with self.bar.hold_sync():
@@ -108,6 +112,12 @@ class Panel:
         self._ticker.stop()
         self._stop_listening()
         close_all([self.box])
+        _shown.discard(self)
+
+    def leave_page(self) -> None:
+        """The cell that showed it was run again: look no more, until a cell shows it anew. Nothing is closed."""
+        self._is_off_page = True
+        self._ticker.stop()
         _shown.discard(self)
 
     def _stamp(self) -> Hashable:
@@ -172,6 +182,8 @@ class Panel:
         if self.is_closed:
             return {"text/plain": repr(self)}
         _shown.add(self)
+        _cells.show(self)
+        self._is_off_page = False
         self.redraw()
         return self.box._repr_mimebundle_(**options)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
+from bisect import insort
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
 from engine.request import Request, RequestState
 from engine.table import RequestTable
 from tracing.void_words import void_words
 from workbench.arrivals import Submission
+from workbench.book import RequestBook
 from workbench.panel.hues import hue_of
 from workbench.panel.messages import RequestRow, RequestsView
 from workbench.panel.token_tails import TokenTails
@@ -28,13 +29,19 @@ MOST_ROWS = 128
 
 
 class RequestRows:
-    """The requests of one session. What does not change any more is made once: tokens, and rows of ended requests."""
+    """The requests of one session. What does not change is made once: tokens, rows of those that wait or have ended.
+
+    However many wait or have ended, a view takes the time of the rows that are shown.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._tails = TokenTails(session.engine.loaded.tokenizer)
-        self._ended_rows: dict[int, RequestRow] = {}
-        """By the request's key, of those that were shown last."""
+        self._ended = _EndedRequests(session._desk.book)
+        self._known: dict[str, tuple[Hashable, RequestRow]] = {}
+        """Rows that were shown last of requests without a row in the table, with all that they were made from."""
+        self._used: dict[str, tuple[Hashable, RequestRow]] = {}
+        """Those shown now."""
         self._advanced: set[int] = set()
         self._num_tokens = MOST_TOKENS
 
@@ -44,24 +51,21 @@ class RequestRows:
         engine, desk = session.engine, session._desk
         self._advanced = {request.key for request in session._watch.advanced}
         running = [request for request in engine.table.live_requests() if request.state is not RequestState.FINISHED]
-        queued, coming = queue_views(engine), coming_views(desk.arrivals.coming, desk.clock)
-        num_open = len(running) + len(queued) + len(coming)
-        ended = self._newest_ended(max(0, limit - num_open))
+        num_open = len(running) + engine.queue.num_waiting + len(desk.arrivals)
+        ended = self._ended.newest(max(0, limit - num_open))
         self._num_tokens = max(_LEAST_TOKENS, min(MOST_TOKENS, _ALL_TOKENS // max(1, num_open + len(ended))))
-        rows: list[RequestRow] = []
-        for request in running[:limit]:
-            rows.append(self._known_row(request, _running_text(engine.table, request)))
-        waiting = dict(zip((one.request_id for one in queued), engine.queue.waiting, strict=True))
-        for one in queued[: limit - len(rows)]:
-            rows.append(self._known_row(waiting[one.request_id], one.why))
-        for one in coming[: limit - len(rows)]:
-            rows.append(self._coming_row(one))
+        rows = [self._known_row(request, _running_text(engine.table, request)) for request in running[:limit]]
+        queued = queue_views(engine, limit - len(rows))
+        rows += [
+            self._waiting_row(request, one.why)
+            for request, one in zip(engine.queue.waiting[: len(queued)], queued, strict=True)
+        ]
+        coming = coming_views(desk.arrivals.soonest(limit - len(rows)), desk.clock, engine.live_ids)
+        rows += [self._coming_row(one) for one in coming]
         rows += [self._ended_row(submission, request) for submission, request in ended]
-        self._ended_rows = {
-            key: self._ended_rows[key] for _, request in ended if (key := _settled(request)) is not None
-        }
+        self._known, self._used = self._used, {}
         self._tails.forget_unused()
-        total = max(len(desk.book.submissions), num_open)
+        total = max(desk.book.num_submissions, num_open)
         return RequestsView(rows=rows, left_out=max(0, total - len(rows)), hint="" if rows else self._hint())
 
     def _hint(self) -> str:
@@ -71,44 +75,47 @@ class RequestRows:
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
-    def _newest_ended(self, count: int) -> list[tuple[Submission, Request | None]]:
-        if not count:
-            return []
-        newest = heapq.nlargest(count, self._ended(), key=lambda found: found[0])
-        return [(submission, request) for _, submission, request in newest]
-
-    def _ended(self) -> Iterator[tuple[tuple[int, int], Submission, Request | None]]:
-        """Ended requests with when they ended; of those that never came with the time of their abort."""
-        book = self._session._desk.book
-        coming = {one.request_id for one in self._session._desk.arrivals.coming}
-        for submission in book.submissions:
-            request = book.request(submission.request_id)
-            if request is not None and request.state is RequestState.FINISHED:
-                # One whose last output is still owed is the newest of all.
-                ended_ns = request.timings.finished_ns or 2**63
-                yield (ended_ns, submission.number), submission, request
-            elif request is None and submission.request_id not in coming:
-                output = book.output(submission.request_id)
-                ended_ns = 0 if output is None else output.timings.finished_ns or 0
-                yield (ended_ns, submission.number), submission, None
+    def _waiting_row(self, request: Request, why: str) -> RequestRow:
+        made_from = (
+            *(request.key, why, self._num_tokens, self._num_new(request), self._session.engine.is_closed),
+            *(self._void_reasons(request), *_progress(request)),
+        )
+        name = request.request_id
+        return self._kept(name, made_from) or self._keep(name, made_from, self._known_row(request, why))
 
     def _ended_row(self, submission: Submission, request: Request | None) -> RequestRow:
+        name = submission.request_id
         if request is None:
-            return self._without_request(submission, "finished", "aborted before it arrived", can_abort=False)
-        key = _settled(request)
-        if key is None:
+            made_from: Hashable = submission.number
+            return self._kept(name, made_from) or self._keep(
+                name, made_from, self._without_request(submission, "finished", "aborted before it arrived", False)
+            )
+        if not _is_settled(request):
             return self._known_row(request, end_text(request))
-        row = self._ended_rows.get(key)
-        if row is None:
-            row = self._ended_rows[key] = self._known_row(request, end_text(request))
-        tokens = self._tails.of(request, self._num_tokens)
-        return {**row, "tokens": tokens, "num_new": self._num_new(request)}
+        made_from = (request.key, self._num_tokens, self._num_new(request), self._void_reasons(request))
+        return self._kept(name, made_from) or self._keep(name, made_from, self._known_row(request, end_text(request)))
 
     def _coming_row(self, one: QueuedView) -> RequestRow:
-        submission = self._session._desk.book.submission(one.request_id)
-        return self._without_request(submission, "coming", one.why, can_abort=not self._session.engine.is_closed)
+        name, made_from = one.request_id, (one.why, self._session.engine.is_closed)
+        row = self._kept(name, made_from)
+        if row is not None:
+            return row
+        submission = self._session._desk.book.submission(name)
+        return self._keep(name, made_from, self._without_request(submission, "coming", one.why, not made_from[1]))
 
-    def _without_request(self, submission: Submission, state: str, why: str, *, can_abort: bool) -> RequestRow:
+    def _kept(self, name: str, made_from: Hashable) -> RequestRow | None:
+        """The row made of just this when it was shown last."""
+        known = self._known.get(name)
+        if known is None or known[0] != made_from:
+            return None
+        self._used[name] = known
+        return known[1]
+
+    def _keep(self, name: str, made_from: Hashable, row: RequestRow) -> RequestRow:
+        self._used[name] = (made_from, row)
+        return row
+
+    def _without_request(self, submission: Submission, state: str, why: str, can_abort: bool) -> RequestRow:
         return RequestRow(
             request_id=submission.request_id,
             state=state,
@@ -163,17 +170,71 @@ class RequestRows:
         """A stop string may have taken the newest token back."""
         return int(request.key in self._advanced and bool(request.output_ids))
 
-    def _void_reasons(self, request: Request) -> list[str]:
+    def _void_reasons(self, request: Request) -> tuple[str, ...]:
         """An iteration in hand marks its requests only when it ends."""
         current = self._session.engine.in_hand
         is_live = request.state is not RequestState.FINISHED
         in_hand = current.void_reasons if is_live and current is not None else frozenset()
-        return sorted(request.void_reasons | in_hand)
+        return tuple(sorted(request.void_reasons | in_hand))
 
 
-def _settled(request: Request | None) -> int | None:
-    """The key of a request of which nothing changes any more, else None."""
-    return request.key if request is not None and request.timings.finished_ns is not None else None
+class _EndedRequests:
+    """Those of a book, by when they ended; each is looked at until it has ended, and filed once."""
+
+    def __init__(self, book: RequestBook) -> None:
+        self._book = book
+        self._generation = book.generation
+        self._num_seen = 0
+        self._open: list[Submission] = []
+        self._filed: list[tuple[int, int, Submission, Request | None]] = []
+        """When it ended, or was withdrawn before it came, and its number; the newest last."""
+
+    def newest(self, count: int) -> list[tuple[Submission, Request | None]]:
+        """At most ``count``, the newest first; None: it never came. A view without room for any looks at none."""
+        if count < 1:
+            return []
+        unsettled = self._file_ended()
+        found = [*unsettled, *((one, request) for _, _, one, request in reversed(self._filed[-count:]))]
+        return found[:count]
+
+    def _file_ended(self) -> list[tuple[Submission, Request | None]]:
+        """Returns those whose last output is still owed: the newest of all, the last submitted first."""
+        book = self._book
+        if book.generation != self._generation:
+            self._generation, self._num_seen, self._open, self._filed = book.generation, 0, [], []
+        self._open += book.newest(book.num_submissions - self._num_seen)
+        self._num_seen = book.num_submissions
+        still_open: list[Submission] = []
+        unsettled: list[tuple[Submission, Request | None]] = []
+        for submission in self._open:
+            request = book.request(submission.request_id)
+            if request is not None and request.state is not RequestState.FINISHED:
+                still_open.append(submission)
+                continue
+            ended_ns = _withdrawn_ns(book, submission) if request is None else request.timings.finished_ns
+            if ended_ns is not None:
+                insort(self._filed, (ended_ns, submission.number, submission, request))
+                continue
+            still_open.append(submission)
+            if request is not None:
+                unsettled.append((submission, request))
+        self._open = still_open
+        return unsettled[::-1]
+
+
+def _withdrawn_ns(book: RequestBook, submission: Submission) -> int | None:
+    output = book.output(submission.request_id)
+    return None if output is None else output.timings.finished_ns
+
+
+def _is_settled(request: Request) -> bool:
+    """Whether nothing of it changes any more."""
+    return request.timings.finished_ns is not None
+
+
+def _progress(request: Request) -> tuple[Hashable, ...]:
+    """What of a request without a row may change: a preempted one has tokens."""
+    return len(request.output_ids), request.timings, request.state, request.abort_requested, request.finish_reason
 
 
 def _ms(begin_ns: int | None, end_ns: int | None, *, over: int = 1) -> float | None:

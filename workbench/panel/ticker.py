@@ -20,6 +20,9 @@ PERIOD_S = 0.15
 COST = 0.025
 """Share of a core that redrawing may take. Waiting for a core or for the interpreter, which the device's thread may
 hold, is not redrawing: were it counted, a busy machine would be shown once a second."""
+_CREDIT_S = COST * PERIOD_S
+"""What cheap redraws have left over is spent on the next dear one, such as every other one, which draws the timeline;
+but no more than a period's worth."""
 LONGEST_S = 1.0
 """Between two looks, however long redrawing takes."""
 
@@ -75,7 +78,7 @@ class Ticker:
 
     async def _look(self) -> None:
         """Until the panel is gone."""
-        nap_s = PERIOD_S
+        nap_s, saved_s = PERIOD_S, 0.0
         while True:
             await asyncio.sleep(nap_s)
             stamp, redraw = self._stamp(), self._redraw()
@@ -89,7 +92,9 @@ class Ticker:
                     redraw()
             except Exception:
                 log.exception("the panel could not be redrawn")
-            nap_s = min(max(PERIOD_S, (self._spent_s() - begin_s) / COST), LONGEST_S)
+            cost_s = self._spent_s() - begin_s
+            nap_s = min(max(PERIOD_S, (cost_s - saved_s) / COST), LONGEST_S)
+            saved_s = min(max(0.0, saved_s + COST * nap_s - cost_s), _CREDIT_S)
             del stamp, redraw
 
 

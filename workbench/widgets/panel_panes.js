@@ -3,6 +3,7 @@
 import { make, setProperty, setText } from "./panel_make.js";
 import { Part } from "./panel_part.js";
 import { TabBar } from "./panel_tabs.js";
+import { withNews } from "./panel_row_news.js";
 import { RequestsPane } from "./panel_requests.js";
 import { BlocksPane } from "./panel_blocks.js";
 import { GraphsPane } from "./panel_graphs.js";
@@ -32,6 +33,7 @@ class Panes extends Part {
     this.follow("tabs", (names) => this.setTabs(names));
     this.follow("tab", () => this.showTab());
     for (const [name, { trait }] of this.panes) this.follow(trait, () => this.showPane(name));
+    this.follow("requests_news", () => this.showPane("requests"));
     this.root.panelPanes = this;
   }
 
@@ -63,7 +65,8 @@ class Panes extends Part {
   // Only the pane in view is worked on: the others catch up when they are chosen.
   showPane(name) {
     if (this.model.get("tab") !== name) return;
-    const { pane, trait, empty, content } = this.panes.get(name), view = this.model.get(trait);
+    const { pane, trait, empty, content } = this.panes.get(name), sent = this.model.get(trait);
+    const view = name === "requests" ? withNews(sent, this.model.get("requests_news")) : sent;
     const isSent = Object.keys(view).length > 0, isEmpty = !isSent || pane.isEmpty(view);
     setText(empty, isSent ? view.hint : "…");
     setProperty(empty, "hidden", !isEmpty);

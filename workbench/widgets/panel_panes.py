@@ -9,19 +9,21 @@ panes.show("requests", {...})           # a RequestsView
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import traitlets
 
-from workbench.panel.messages import TABS
+from workbench.panel.messages import TABS, RequestsNews, RequestsPicture, RequestsView
 from workbench.widgets.front_end import joined_module, style_sheet
 from workbench.widgets.panel_bar import SHARED_MODULES, STYLE
 from workbench.widgets.panel_command import CommandWidget
+from workbench.widgets.row_news import NO_NEWS, RowNews, with_news
 
 PANES_MODULES = (
     *SHARED_MODULES,
     "panel_tabs.js",
     "panel_tokens.js",
+    "panel_row_news.js",
     "panel_requests.js",
     "panel_block_map.js",
     "panel_blocks.js",
@@ -51,7 +53,9 @@ class PanelPanes(CommandWidget):
     """Those that can be chosen, left to right."""
 
     requests = traitlets.Dict().tag(sync=True)
-    """A :class:`~workbench.panel.messages.RequestsView`."""
+    """A :class:`~workbench.panel.messages.RequestsPicture`."""
+    requests_news = traitlets.Dict().tag(sync=True)
+    """The :class:`~workbench.panel.messages.RequestsNews` to that picture; empty: none."""
     blocks = traitlets.Dict().tag(sync=True)
     """A :class:`~workbench.panel.messages.BlocksPane`."""
     graphs = traitlets.Dict().tag(sync=True)
@@ -65,15 +69,32 @@ class PanelPanes(CommandWidget):
     events = traitlets.Dict().tag(sync=True)
     """A :class:`~workbench.panel.messages.LogPane`, of the tab ``log``. (``log`` is taken: traitlets' logger.)"""
 
+    def __init__(self, **traits: Any) -> None:
+        super().__init__(**traits)
+        self._row_news = RowNews()
+
     def show(self, tab: str, view: Mapping[str, Any]) -> None:
-        """Put a view into the pane of a tab.
+        """Put a view into the pane of a tab; of the requests only those rows are sent that are not there yet.
 
         Raises:
             ValueError: The tab has no pane.
         """
         if tab not in PANES:
             raise ValueError(f"no pane of that name: {tab!r}; there are {', '.join(PANES)}")
-        setattr(self, PANES[tab], dict(view))
+        if tab == "requests":
+            picture, news = self._row_news.of(cast(RequestsView, view))
+            with self.hold_sync():  # a picture goes with its news in one message
+                self.requests, self.requests_news = dict(picture), NO_NEWS if news is None else dict(news)
+        else:
+            setattr(self, PANES[tab], dict(view))
+
+    def shown(self, tab: str) -> Mapping[str, Any]:
+        """What the pane of a tab shows in the browser."""
+        if tab == "requests" and self.requests:
+            news = cast(RequestsNews, self.requests_news) if self.requests_news else None
+            return with_news(cast(RequestsPicture, self.requests), news)
+        view: Mapping[str, Any] = getattr(self, PANES[tab])
+        return view
 
     @traitlets.validate("tab")
     def _known(self, proposal: traitlets.Bunch) -> str:

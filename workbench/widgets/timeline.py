@@ -42,8 +42,10 @@ MODULES = (
 
 _LOOK = {"phases": PHASE_COLOURS, "orders": ORDER_COLOURS, "batchOf": BATCH_OF}
 _PACE = 600
-"""Spans a second: reading, blaming and packing one takes up to 15 µs beside a busy device thread, and updates may take
-1 % of a run's time."""
+"""Spans a second at most: reading, blaming and packing one takes 15 µs beside a busy device thread, on a busy machine
+twice that, and updates may take 1 % of a run's time."""
+_COST = 0.01
+"""That share of a run's time."""
 _FEWEST = 60
 """Spans of an update at least: a few iterations."""
 
@@ -81,6 +83,8 @@ class TimelineWidget(anywidget.AnyWidget):
         self._runs: list[RunView] = []
         self._stream = None if session is None else TimelineStream(session.recorder, lambda: in_hand(session))
         self._updated_s = float("-inf")
+        self._pace = float(_PACE)
+        """Spans a second that updates can pay for, as far as is known."""
         self.hint = empty_hint(session)
         self.on_msg(self._heard)
 
@@ -95,11 +99,13 @@ class TimelineWidget(anywidget.AnyWidget):
         """
         if self._stream is None:
             return
-        now_s = time.perf_counter()
-        allowed = affordable_spans(now_s - self._updated_s, self.max_spans) if most is None else most
+        now_s, begin_s = time.perf_counter(), time.thread_time()
+        allowed = affordable_spans(now_s - self._updated_s, self.max_spans, self._pace) if most is None else most
         self._updated_s = now_s
         self.hint = empty_hint(self._session)
         self._send_all(self._stream.follow(allowed))
+        if allowed < self.max_spans:  # not the first one, which sends what there is
+            self._pace = learned_pace(self._pace, allowed, time.thread_time() - begin_s)
 
     def load(self) -> None:
         """Send everything anew: the newest ``max_spans`` spans. Takes about a second for 100,000."""
@@ -130,9 +136,18 @@ class TimelineWidget(anywidget.AnyWidget):
             self.send(content, buffers)
 
 
-def affordable_spans(elapsed_s: float, most: int) -> int:
+def affordable_spans(elapsed_s: float, most: int, pace: float = _PACE) -> int:
     """How many spans an update may read, so that updates take 1 % of the time; a few iterations' in any case."""
-    return max(_FEWEST, int(min(_PACE * elapsed_s, most)))
+    return max(_FEWEST, int(min(pace * elapsed_s, most)))
+
+
+def learned_pace(pace: float, num_spans: int, cost_s: float) -> float:
+    """Spans a second behind an update that was allowed so many of them and took this thread so long.
+
+    One update may be an exception: each is believed by half.
+    """
+    found = _COST * num_spans / cost_s if cost_s > 0 else float(_PACE)
+    return (pace + min(found, _PACE)) / 2
 
 
 def in_hand(session: Session) -> InHand | None:

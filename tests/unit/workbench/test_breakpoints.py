@@ -96,6 +96,42 @@ class TestAPhase:
             assert session.stopped is None
             assert made.hits == 1
 
+    def test_holds_a_step_by_phase_before_the_first_phase_of_an_order_too(self) -> None:
+        """step_phase ran the first phase of each iteration without a look: break_on("prepare") was never hit."""
+        with make_session() as session:
+            session.submit([1], max_tokens=9, ignore_eos=True)
+            session.run(2)
+            made = session.break_on("prepare")
+            border = session.step_phase()
+
+            assert border is not None
+            assert (border.phase.value, border.side) == ("prepare", "before")
+            assert stands(session) == (2, "prepare")
+            assert session.stopped is not None
+            assert session.stopped.breakpoint == made.id
+
+            border = session.step_phase()
+            assert border is not None
+            assert (border.phase.value, border.side) == ("prepare", "after")
+            assert (session.stopped, made.hits) == (None, 1)
+            session.run(1)  # to its end
+            session.run(1)
+            assert (stands(session), made.hits) == ((3, "prepare"), 2)
+
+    def test_that_hold_no_first_phase_change_nothing_in_steps_by_phase(self) -> None:
+        seen = []
+        for phase in ("emit", None):
+            with make_session() as session:
+                session.submit([1], max_tokens=9, ignore_eos=True)
+                if phase is not None:
+                    session.break_on(phase)
+                borders = []
+                while (border := session.step_phase()) is not None:
+                    borders.append((border.iteration.index, border.phase, border.side))
+                seen.append((borders, tokens(session)))
+
+        assert seen[0] == seen[1]
+
     def test_run_to_tells_that_it_arrived(self) -> None:
         with make_session() as session:
             session.submit([1], max_tokens=9, ignore_eos=True)

@@ -316,9 +316,29 @@ class TestResult:
         (speed,) = [row for row in document["metrics"] if row["label"] == "tokens/s"]
         assert speed["legs"]["async"]["samples"] == [result.runs[1].summary.tokens_per_s]
         assert speed["legs"]["async"]["ratio"]["interval"] is None
-        page = result._repr_html_()
-        assert page.count("<table") == page.count("</table>") == 1
-        assert "<th" in page
+        assert "<th" in result._repr_html_()
+
+    def test_shows_the_same_few_rows_as_html_and_as_text_and_the_rest_on_demand(self) -> None:
+        """HTML showed every row there is, where the text had eight."""
+        result = compare(spread_workload(2), ["legacy", "async"], model=oracle(), config=SMALL, repeats=2, warmup=0)
+        shown, rest = result._repr_html_().split("<details>")
+        few = [line.split("  ")[0].strip() for line in result.short_table().splitlines()[1:]]
+
+        assert shown.count("<tr>") == 1 + len(few)
+        assert all(f">{label}</td>" in shown for label in few)
+        assert "prompt tokens" not in shown
+        assert f"<summary>All {len(result.rows)} rows</summary>" in rest
+        assert all(f">{row.label}</td>" in rest for row in result.rows)
+
+    def test_says_in_text_and_html_which_pairs_were_dropped(self) -> None:
+        result = compare(spread_workload(2), ["legacy", "async"], model=oracle(), config=SMALL, repeats=2, warmup=0)
+        lacking = replace(result.summaries[1][0], tokens_per_s=None)
+        cut = replace(result, repeat_summaries=(result.summaries[0], (lacking, result.summaries[1][1])))
+        told = "async/legacy of tokens/s: 1 of 2 pairs; async has no sample in repeat 1."
+
+        for text in (cut.text(), cut.text(is_whole=True), cut._repr_html_()):
+            assert told in text
+            assert "(1 of 2)" in text
 
     def test_holds_the_log_probabilities_of_prompt_and_output_and_how_far_they_are_apart(self) -> None:
         params = SamplingParams(max_tokens=3, temperature=0.0, logprobs=1, prompt_logprobs=2, ignore_eos=True)

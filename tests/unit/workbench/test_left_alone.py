@@ -20,6 +20,11 @@ LONG_S = 3 * LEFT_NS / 1e9
 
 
 @pytest.fixture
+def nobody_is_away() -> None:
+    """Here somebody is."""
+
+
+@pytest.fixture
 def session() -> Session:
     with Session(oracle(), device="cpu", **SMALL) as made:
         made.submit([[1, 2, 3], [4, 5]], max_tokens=20, ignore_eos=True)

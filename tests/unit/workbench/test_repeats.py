@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +12,12 @@ from tests.unit.workbench.figures.figure_worlds import trace
 from tracing.summary import Summary
 from workbench.repeats import (
     SAME,
+    Lack,
     MedianInterval,
     RepeatRow,
+    dropped_notes,
     find_row,
+    format_few,
     format_repeats,
     median_interval,
     repeat_notes,
@@ -115,6 +119,33 @@ class TestRatios:
         assert row.ratios[1] is not None
         assert row.ratios[1].interval == MedianInterval(1.2, 1.3, 0.5)
         assert row.legs[0].median == 100
+
+    def test_tell_how_many_pairs_were_dropped_and_why(self) -> None:
+        """A ratio of two pairs stood in the table like one of five."""
+        row = speeds((100, None, 0, None, 100), (120, 120, 120, None, 130))
+        ratio, names = row.ratios[1], ["base", "new"]
+
+        assert ratio is not None
+        assert (ratio.num_pairs, [(one.repeat, one.lack) for one in ratio.dropped]) == (
+            2,
+            [(2, Lack.BASELINE), (3, Lack.ZERO), (4, Lack.BOTH)],
+        )
+        assert format_repeats(names, [row], 5).splitlines()[-1].endswith("1.25x  1.20–1.30 (2 of 5)")
+        assert "1.25x 1.20–1.30 (2 of 5)" in format_few(names, [row])
+        assert dropped_notes(names, [row, speeds((1, 1), (2, None))]) == [
+            "new/base of tokens/s: 2 of 5 pairs; base has no sample in repeat 2, base is 0 in repeat 3, base and new "
+            "have no sample in repeat 4.",
+            "new/base of tokens/s: 1 of 2 pairs; new has no sample in repeat 2.",
+        ]
+        told = row.to_dict(names)["legs"]["new"]["ratio"]
+        assert told["dropped"][0] == {"repeat": 2, "lack": "baseline"}
+        assert json.loads(json.dumps(told))["num_pairs"] == 2
+
+    def test_of_every_repeat_tell_of_no_dropped_pairs(self) -> None:
+        row = speeds((100, 100), (120, 130))
+
+        assert dropped_notes(["a", "b"], [row]) == []
+        assert " of " not in format_repeats(["a", "b"], [row], 2)
 
     def test_are_of_every_leg_to_the_first(self) -> None:
         row = speeds((100,), (120,), (50,))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -176,6 +177,70 @@ class TestArrivals:
             assert session.outputs[late].timings.arrival_iteration == 5
             launched = [record.launched for record in session.iterations()]
             assert [late in batch.request_ids for batch in launched if batch is not None] == [False] * 5 + [True]
+
+    @pytest.mark.parametrize("drive", ["step", "step_phase", "run"])
+    def test_one_whose_name_the_engine_was_given_meanwhile_waits_for_its_end(self, drive: str) -> None:
+        """The engine refused it, and it was lost with all that arrived at the same time."""
+        with make_session(clock="iterations") as session:
+            session.submit([1], max_tokens=12, ignore_eos=True)
+            session.submit([2], max_tokens=2, arrival=2, request_id="first", ignore_eos=True)
+            session.submit([3], max_tokens=2, arrival=2, request_id="clash", ignore_eos=True)
+            session.submit([4], max_tokens=2, arrival=2, request_id="last", ignore_eos=True)
+            session.engine.add_request([5], SamplingParams(max_tokens=8, ignore_eos=True), request_id="clash")
+            session.run(5)
+            assert {"first", "last"} <= session.outputs.keys()
+            assert "clash" not in session.outputs
+            (told,) = [one for one in session.snapshot().queue if one.request_id == "clash"]
+            assert "handed to the engine itself" in told.why
+            while not session.finished:
+                getattr(session, drive)()
+
+            assert session.outputs["clash"].prompt_token_ids == (3,)
+            assert {name: len(output.token_ids) for name, output in session.outputs.items()} == {
+                "request-0": 12,
+                "first": 2,
+                "clash": 2,
+                "last": 2,
+            }
+
+    def test_one_of_a_closed_loop_whose_name_is_taken_enters_once_it_is_free(self) -> None:
+        with make_session(clock="iterations") as session:
+            spread = spread_workload(6)
+            entering = tuple(replace(one, arrival=0.0) for one in spread.requests)
+            workload = replace(spread, requests=entering, concurrency=2)
+            names = session.submit_workload(workload)
+            session.engine.add_request([5], SamplingParams(max_tokens=9, ignore_eos=True), request_id=names[3])
+            session.run()
+
+            assert session.finished
+            assert all(session.outputs[name].finished for name in names)
+            assert session.outputs[names[3]].prompt_token_ids == tuple(session.submissions[3].prompt_ids)
+
+    def test_one_that_is_refused_is_told_and_stays_at_the_door_with_those_behind_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with make_session(clock="iterations") as session:
+            for name in ("a", "b", "c"):
+                session.submit([1], max_tokens=2, arrival=3, request_id=name, ignore_eos=True)
+            plain = session.engine.add_request
+
+            def refuses(*args: Any, request_id: str, **options: Any) -> str:
+                if request_id == "b":
+                    raise RequestError("not this one", field="prompt", request_id="b")
+                return plain(*args, request_id=request_id, **options)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(session.engine, "add_request", refuses)
+                with pytest.raises(RequestError, match="not this one"):
+                    session.run()
+                assert session.abort("b")
+                session.run()
+
+            assert {name: output.finish_reason for name, output in session.outputs.items()} == {
+                "a": "length",
+                "b": "abort",
+                "c": "length",
+            }
 
     def test_both_modes_see_the_same_arrivals_before_the_same_forward(self) -> None:
         forwards = {}

@@ -115,7 +115,7 @@ class TestQueue:
             session.submit([1] * 30, max_tokens=20)
             session.run(2)
 
-            assert session.snapshot().queue[0].why == "not enough blocks for its longest output"
+            assert session.snapshot().queue[0].why.startswith("not enough blocks")
 
     def test_shows_an_abort_on_its_way(self) -> None:
         with make_session() as session:

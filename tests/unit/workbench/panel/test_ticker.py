@@ -55,6 +55,30 @@ class TestPace:
         assert len(page.drawn) >= 5 * 20
         assert len(page.drawn) * cost_s < 0.03 * 20
 
+    def test_what_cheap_redraws_leave_over_is_spent_on_the_dear_ones_between_them(self) -> None:
+        """Every other redraw in a run draws the timeline: alone it was too dear for five a second."""
+        page = Changing(lambda: turns_loop().work(0.007 if page.now % 2 else 0.0005))
+        run_in_turns(run_for(20, page))
+
+        assert len(page.drawn) >= 5 * 20
+        assert len(page.drawn) * 0.00375 < 0.03 * 20
+
+    def test_idle_hours_leave_no_more_than_one_dear_redraw_over(self) -> None:
+        page = Page(lambda: turns_loop().work(0.05))
+
+        async def work() -> None:
+            ticker = await run_for(100, page)
+            page.drawn.clear()
+            begin_s = turns_loop().time()
+            for _ in range(500):
+                page.now = len(page.drawn), turns_loop().time()
+                await asyncio.sleep(0.01)
+            ticker.stop()
+            # The first comes at once, each of the others behind the longest wait there is.
+            assert len(page.drawn) <= 1 + (turns_loop().time() - begin_s) / LONGEST_S
+
+        run_in_turns(work())
+
     @pytest.mark.parametrize("cost_s", [0.008, 0.02])
     def test_a_slow_redraw_comes_less_often_and_costs_no_more(self, cost_s: float) -> None:
         page = Changing(lambda: turns_loop().work(cost_s))

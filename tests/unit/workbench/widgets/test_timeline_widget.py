@@ -13,7 +13,7 @@ from tests.unit.workbench.worlds import make_session
 from tracing.records import PHASE_COLOURS
 from workbench.report import RunView
 from workbench.session import Session
-from workbench.widgets.timeline import TimelineWidget, affordable_spans
+from workbench.widgets.timeline import TimelineWidget, affordable_spans, learned_pace
 
 
 class HeardWidget(TimelineWidget):
@@ -67,6 +67,30 @@ class TestUpdate:
 
     def test_that_come_one_upon_the_other_still_send_a_few_iterations(self) -> None:
         assert affordable_spans(0.0, most=100_000) == 60
+
+    def test_follow_what_a_span_costs_here(self) -> None:
+        """On a busy machine one took twice as long as thought, and the timeline twice its share of a run."""
+        pace, elapsed_s, spent_s = 600.0, 0.0, 0.0
+        for _ in range(40):
+            allowed = affordable_spans(0.4, 100_000, pace)
+            cost_s = 30e-6 * allowed
+            pace = learned_pace(pace, allowed, cost_s)
+            elapsed_s, spent_s = elapsed_s + 0.4, spent_s + cost_s
+        assert spent_s < 0.011 * elapsed_s
+        for _ in range(20):
+            pace = learned_pace(pace, 100, 100 * 5e-6)
+        assert 599 < pace <= 600
+        assert learned_pace(600.0, 100, 0.0) == 600.0
+
+    def test_are_fewer_behind_an_update_that_was_dear(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with make_session() as session:
+            session.submit([1], max_tokens=30, ignore_eos=True)
+            session.run(3)
+            widget = TimelineWidget(session)
+            widget.update()
+            monkeypatch.setattr("time.thread_time", iter(range(100)).__next__)
+            widget.update()
+            assert 300 < widget._pace < 301
 
     def test_without_a_session_does_nothing(self) -> None:
         widget = HeardWidget()
