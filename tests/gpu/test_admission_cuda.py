@@ -95,12 +95,13 @@ def plain(tiny: LoadedModel) -> list[RequestOutput]:
 
 
 class TestFloat64:
-    @pytest.mark.parametrize("case", CASES)
-    @pytest.mark.parametrize("graphs", [None, -1])
+    @pytest.mark.parametrize(
+        ("case", "graphs"), [*((case, None) for case in CASES), ("pausing", -1), ("beside, chunks, prefix", -1)]
+    )
     def test_tokens_and_log_probabilities_are_those_of_a_plain_run(
         self, case: str, graphs: int | None, tiny: LoadedModel, plain: list[RequestOutput]
     ) -> None:
-        options = {"graphs": graphs, "dtype": "float64", "debug_invariants": True, **CASES[case]}
+        options: dict[str, Any] = {"graphs": graphs, "dtype": "float64", "debug_invariants": True, **CASES[case]}
         found, engine = serve(tiny, **options)
 
         assert [one.token_ids for one in found] == [one.token_ids for one in plain]
