@@ -422,6 +422,8 @@ class RequestQueue:
     def admit(self) -> list[Request]:
         """See :class:`AdmissionQueue`."""
         self._waiting.settle()
+        if self._cache is not None:
+            self._cache.begin_round()
         admitted: list[Request] = []
         aside: list[Request] = []
         capacity = self.capacity()  # before the next chunk is placed: it counts that one

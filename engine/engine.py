@@ -615,7 +615,10 @@ class Engine:
                 return self.suspension
             self._lifecycle.require_running("suspend")
         if wanted == "recompute":
+            dropped = self.pending
             self._compute_again()
+            if dropped is not None:  # whoever still looks at its iteration must not keep the memory
+                dropped.logits.rows = dropped.logits.prompt = None
         return self._lifecycle.suspend(wanted)
 
     def resume(self) -> None:

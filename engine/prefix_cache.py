@@ -50,7 +50,7 @@ class PrefixCache:
         self.epoch = 0
         """Resets so far; see :attr:`engine.request.Request.cache_epoch`."""
         self._coming: set[Digest] = set()
-        """Names of blocks that rows placed in this round will fill; empty once their forward is launched."""
+        """Names of blocks that rows placed in this round will fill."""
 
     def digest(self, request: Request) -> None:
         """Make the names of its full blocks that are not made yet; costs about a microsecond a block."""
@@ -74,6 +74,10 @@ class PrefixCache:
         """Names of the blocks that a hit could cover."""
         return request.digests[: (request.num_tokens - 1) // self._block_size]
 
+    def begin_round(self) -> None:
+        """An admission begins: nothing is on its way yet, also if what the round before placed was never launched."""
+        self._coming.clear()
+
     def is_coming(self, request: Request, num_shared: int) -> bool:
         """Whether a row placed in this round computes the block behind its first ``num_shared`` ones."""
         names = self.skippable(request)
@@ -95,7 +99,6 @@ class PrefixCache:
 
     def name_read(self, rows: Iterable[int]) -> None:
         """Name the full blocks of prompts as far as the forward just launched reads them."""
-        self._coming.clear()
         for row in rows:
             request = self._table.requests[row]
             if request is not None:

@@ -166,6 +166,29 @@ class TestAborts:
         assert aborted or (whom, phase, side) in {("new", Phase.ADMIT, "before")}
 
 
+class TestPrefixes:
+    def test_of_a_request_that_entered_and_was_never_launched_keep_nobody_waiting(self) -> None:
+        """Its abort comes between admit and prepare; whoever has the same prompt waited for its blocks for ever."""
+        world = beside_world(prefix_caching=True)
+        world.submit(prompt_of(5), PARAMS.replace(max_tokens=40))
+        for _ in range(3):
+            world.step()
+        gone = world.submit(prompt_of(20, 1), PARAMS)
+
+        def look(border: Border) -> None:
+            if border.phase is Phase.ADMIT and border.side == "after" and border.iteration.admitted:
+                world.abort(gone)
+
+        world.on_border = look
+        world.step()
+        world.on_border = None
+        twin = world.submit(prompt_of(20, 1), PARAMS)
+        for _ in range(2):
+            world.step()
+        assert world.engine._live[twin].row is not None
+        world.drain()
+
+
 class TestFailures:
     @pytest.mark.parametrize("phase", Order.OVERLAP_ADMIT.phases)
     @pytest.mark.parametrize("after", [False, True])
