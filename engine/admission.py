@@ -213,6 +213,10 @@ class AdmissionQueue(Protocol):
         """Why the head of the queue has to wait; None if it can enter now or nothing waits. Changes nothing."""
         ...
 
+    def forget(self, request: Request) -> None:
+        """It has ended and waits no more, if it waited."""
+        ...
+
     def count_graph_wait(self) -> Request | None:
         """Count an iteration for the head if it waits for a graph, and return it; called once an iteration."""
         ...
@@ -409,6 +413,10 @@ class RequestQueue:
                 "return one of the requests it was given, or None"
             )
         return chosen
+
+    def forget(self, request: Request) -> None:
+        """See :class:`AdmissionQueue`."""
+        self._waiting.drop([request])
 
     def count_graph_wait(self) -> Request | None:
         """See :class:`AdmissionQueue`."""

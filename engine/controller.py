@@ -446,6 +446,8 @@ class Controller:
             iteration.rows_moved += moves.source.size
             self._remap_pending(moves.new_row)
         for request in iteration.ended:
+            if request.state is RequestState.WAITING:  # it went back for want of blocks, and emit found its stop string
+                self.queue.forget(request)
             if request.state is not RequestState.FINISHED:
                 request.move_to(RequestState.FINISHED)
 

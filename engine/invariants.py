@@ -59,7 +59,7 @@ def check_border(engine: Engine, border: Border) -> None:
     standing = Standing.at(border)
     if border.side == "before" and border.phase is border.iteration.order.phases[0]:
         check_probe(engine)
-    check_rows(engine, border)
+    check_rows(engine, border, standing)
     check_blocks(engine)
     check_row_lengths(engine, border, standing)
     check_requests(engine)
@@ -99,12 +99,13 @@ def _digest(engine: Engine) -> tuple[Any, ...]:
     return (columns, counts, pool.ref_counts.tobytes(), pool.free_ids.tobytes(), waiting)
 
 
-def check_rows(engine: Engine, border: Border) -> None:
+def check_rows(engine: Engine, border: Border, standing: Standing) -> None:
     """I1-I3, I5, I11 on the host: borders, unique owners, columns that belong to the row's request, free rows empty."""
     table = engine.table
     live = table.num_live
     require(0 <= table.num_paused <= live <= table.max_requests, "I1", "row borders out of order")
-    if engine.controller.pending is None or Phase.PREPARE in _done_phases(border)[-2:]:
+    is_settled = engine.controller.pending is None and not standing.is_unresolved
+    if is_settled or Phase.PREPARE in _done_phases(border)[-2:]:
         # A stop string found in emit may move a launched prefill row into a hole; the next resolve makes all decode,
         # in overlap the next prepare.
         prefill = table.is_prefill[table.num_paused : live].tolist()

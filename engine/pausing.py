@@ -86,6 +86,8 @@ class RoomKeeper:
         while left and (self._is_too_much(left) or num_running + num_resumed == 0):
             self._send_back(left.pop(), room, gone)
             num_resumed = self._resume(left, num_resumed)
+        if not gone and left == [*range(was_paused)]:
+            return None  # the same rows go on pausing
         self._settle(left, was_paused, room, gone)
         return room
 
@@ -124,12 +126,7 @@ class RoomKeeper:
             if row not in is_paused and row not in gone:
                 room.resumed.append(_owner(table, row))
         running = [row for row in range(table.num_live) if row not in is_paused and row not in gone]
-        order = np.array([*paused, *running], dtype=np.int64)
-        if gone or not np.array_equal(order, np.arange(table.num_live)):
-            room.moves = table.rearrange(order, num_paused=len(paused))
-        else:
-            table.num_paused = len(paused)
-            table.version += 1
+        room.moves = table.rearrange(np.array([*paused, *running], dtype=np.int64), num_paused=len(paused))
         for request in room.paused:
             request.move_to(RequestState.PAUSED)
         for request in room.resumed:

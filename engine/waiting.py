@@ -74,11 +74,11 @@ class WaitingList(Sequence[Request]):
         self._num_aborted += request.key in self._queue or request.key in self._inbox
 
     def drop(self, requests: Iterable[Request]) -> None:
-        """Aborted requests leave, those that wait here."""
+        """Requests that have ended leave, those that wait here."""
         for request in requests:
             for part in (self._queue, self._inbox):
                 if part.pop(request.key, None) is not None:
-                    self._num_aborted -= 1
+                    self._num_aborted -= request.abort_requested
 
     def clear(self) -> None:
         """Nobody waits."""

@@ -163,6 +163,14 @@ class PrefixIndex:
             named.is_idle, named.used = True, self._clock
             if not named.children:
                 heapq.heappush(self._leaves, (named.used, named.block))
+        if len(self._leaves) > 2 * len(self._by_block) + 64:
+            self._renew_leaves()
+
+    def _renew_leaves(self) -> None:
+        """Leave out entries that are true no more: else a prefix that is used again and again adds one each time."""
+        idle = [named for named in self._by_block.values() if named.is_idle and not named.children]
+        self._leaves = [(named.used, named.block) for named in idle]
+        heapq.heapify(self._leaves)
 
     def evict(self, count: int) -> list[int] | None:
         """Forget ``count`` idle blocks, always one that no named block follows, the least recently used first (I16).

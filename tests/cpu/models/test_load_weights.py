@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ LIMITS: dict[str, Any] = {
     "num_blocks": 60,
     "max_requests": 4,
     "max_batch_tokens": 64,
-    "max_sequence_length": 64,
+    "max_sequence_length": 48,
+    "graph_non_decode": False,
     "debug_invariants": True,
 }
 
@@ -52,11 +54,15 @@ def engine_on(loaded: LoadedModel, **options: Any) -> Engine:
 
 
 def answers(folder: Path, prompts: list[list[int]], max_tokens: list[int] | int = 12) -> list[tuple[int, ...]]:
-    """Of a fresh engine."""
+    """Of an engine that has had these weights from the first."""
     counts = [max_tokens] * len(prompts) if isinstance(max_tokens, int) else max_tokens
     params = [GREEDY.replace(max_tokens=count) for count in counts]
-    with engine_on(load(folder)) as engine:
-        return [output.token_ids for output in engine.generate(prompts, params, progress=False)]
+    return [output.token_ids for output in fresh_engine(folder).generate(prompts, params, progress=False)]
+
+
+@cache
+def fresh_engine(folder: Path) -> Engine:
+    return engine_on(load(folder))
 
 
 def running(engine: Engine, steps: int) -> list[str]:
@@ -82,11 +88,11 @@ def pairs(folder: Path) -> list[tuple[str, Tensor]]:
 class TestAfterRecompute:
     @pytest.mark.parametrize("device", ["inline", "cpu"])
     @pytest.mark.parametrize("mode", ["async", "legacy"])
-    @pytest.mark.parametrize("options", [{}, {"graphs": (2, 4, 32)}, {"prefix_caching": True}], ids=str)
+    @pytest.mark.parametrize("options", [{}, {"graphs": (4,)}, {"prefix_caching": True}], ids=str)
     def test_it_goes_on_as_a_fresh_engine_would(
         self, old: Path, new: Path, device: str, mode: str, options: dict[str, Any]
     ) -> None:
-        for steps in (1, 2, 5):
+        for steps in (1, 5):
             with engine_on(load(old), device=device, mode=mode, **options) as engine:
                 ids = running(engine, steps)
                 engine.suspend("recompute")
@@ -106,7 +112,7 @@ class TestAfterRecompute:
 
 class TestWithCachesKept:
     @pytest.mark.parametrize("how", ["pause", "persist", "offload"])
-    @pytest.mark.parametrize("graphs", [None, (2, 4, 32)])
+    @pytest.mark.parametrize("graphs", [None, (4,)])
     def test_one_token_each_is_the_old_weights_and_new_requests_know_nothing_of_them(
         self, old: Path, new: Path, how: str, graphs: Any
     ) -> None:
@@ -142,9 +148,21 @@ class TestWithCachesKept:
             engine.load_weights(new)
             assert {name: tensor.data_ptr() for name, tensor in loaded.model.state_dict().items()} == before
 
+    @pytest.mark.parametrize("how", ["pause", "recompute"])
+    def test_forwards_are_traced_anew(self, old: Path, new: Path, how: str) -> None:
+        """A trace may have folded any sum of weights into a constant, though not those of this model."""
+        loaded = load(old)
+        with engine_on(loaded, graphs=(4,)) as engine:
+            before = dict(loaded.buckets)
+            engine.pause() if how == "pause" else engine.suspend(how)
+            engine.load_weights(new)
+            engine.resume()
+            assert before.keys() == loaded.buckets.keys() != set()
+            assert all(loaded.buckets[key] is not bucket for key, bucket in before.items())
+
 
 class TestEnginesThatShareTheModel:
-    @pytest.mark.parametrize("graphs", [None, (2, 4, 32)])
+    @pytest.mark.parametrize("graphs", [None, (4,)])
     def test_follow_in_their_next_iteration(self, old: Path, new: Path, graphs: Any) -> None:
         """Buckets hold weights, and cached blocks what weights made of a prefix."""
         loaded = load(old)
@@ -165,7 +183,7 @@ class TestEnginesThatShareTheModel:
         loaded = load(old)
         with (
             engine_on(loaded) as first,
-            engine_on(loaded, graphs=(2, 4, 32), prefix_caching=True) as second,
+            engine_on(loaded, graphs=(4,), prefix_caching=True) as second,
         ):
             second.generate(PROMPTS, GREEDY, progress=False)
             second.suspend("offload")
@@ -247,7 +265,7 @@ class TestBadSources:
     def test_leave_the_old_weights_whole(
         self, old: Path, new: Path, state: str, spoil: Callable[[Any], Any], message: str
     ) -> None:
-        with engine_on(load(old), graphs=(2, 4)) as engine:
+        with engine_on(load(old)) as engine:
             ids = running(engine, 3)
             engine.pause() if state == "pause" else engine.suspend(state)
             with pytest.raises(CheckpointError, match=message) as caught:
@@ -311,7 +329,7 @@ class TestBadSources:
     ) -> None:
         """Half of each: nothing may be computed with those."""
         loaded = load(old)
-        with engine_on(loaded, graphs=(2, 4, 32)) as engine:
+        with engine_on(loaded, graphs=(4,)) as engine:
             engine.pause() if state == "pause" else engine.suspend(state)
             real = loaded.model.load_weights  # type: ignore[attr-defined]
 

@@ -128,6 +128,17 @@ class TestPool:
         assert len(pool.free_ids) == 6
         pool.index.check()
 
+    def test_a_prefix_that_is_used_again_and_again_takes_no_more_memory(self) -> None:
+        pool, names = PrefixPool(1000), digests(*range(16))
+        pool.release(filled(pool, names))
+        for _ in range(1000):
+            hit = pool.match(names)
+            pool.pin(hit)
+            pool.release(hit)
+        assert len(pool.index._leaves) < 100
+        pool.index.check()
+        assert pool.forget_all() == len(names)
+
     def test_a_second_copy_gets_no_name_and_goes_back_to_the_stack(self) -> None:
         pool, names = PrefixPool(8), digests(*range(8))
         first, second = filled(pool, names), filled(pool, names)

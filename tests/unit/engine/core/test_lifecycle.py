@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import weakref
 from collections import Counter
 from collections.abc import Callable
@@ -32,7 +33,7 @@ from engine.request import SamplingParams
 from tests.bug_kind_world import DRAWN, GREEDY, MODES, alone
 from tests.cache_watch import bytes_of
 from tests.oracle_reference import VOCAB
-from tests.oracle_world import PlantedError, World, oracle_engine
+from tests.oracle_world import PlantedError, World, oracle_engine, random_params, shared_prompt
 
 SUSPENSIONS = ["persist", "offload", "recompute"]
 STANDSTILLS = ["pause", *SUSPENSIONS]
@@ -203,6 +204,39 @@ class TestAnswers:
             stop(world.engine, how)
             world.engine.resume()
             world.drain()
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_are_the_same_in_any_schedule(self, seed: int) -> None:
+        """Aborts, resets and mode switches before, while and after it stands still, in every setting."""
+        rng = random.Random(seed)
+        setting = list(SETTINGS)[seed % len(SETTINGS)]
+        world = World(oracle_engine(has_text=True, **SETTINGS[setting]))
+        count: Counter[str] = Counter()
+        for _ in range(120):
+            act = rng.choice(["submit", "submit", "step", "step", "step", "phase", "abort", "still", "mode", "more"])
+            if act == "submit":
+                world.submit(
+                    shared_prompt(rng, 24), random_params(rng, text=True, max_tokens=20), stream=rng.random() < 0.5
+                )
+            elif act == "abort" and world.live_ids:
+                world.abort(rng.choice(world.live_ids))
+            elif act == "mode":
+                world.engine.set_mode(rng.choice(MODES))
+            elif act == "more" and rng.random() < 0.2:
+                world.reset()
+            elif act == "still" and world.engine.in_hand is None and world.engine.state is EngineState.RUNNING:
+                stop(world.engine, how := rng.choice(STANDSTILLS))
+                count[how] += 1
+            elif world.engine.state is not EngineState.RUNNING:
+                if rng.random() < 0.5:
+                    world.engine.resume()
+            elif act == "phase":
+                world.step_phase()
+            else:
+                world.step()
+        world.engine.resume()
+        world.drain()
+        assert count.total() > 3
 
 
 class TestStandingStill:
@@ -455,6 +489,40 @@ class TestMemory:
             for tensor in runner.cache_tensors:
                 assert not tensor[rest].any()
             world.drain()
+
+    @pytest.mark.parametrize("setting", ["plain", "pausing", "chunked"])
+    def test_of_rows_comes_back_behind_the_captures(self, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """On CUDA they draw into the columns of all rows, and write what padding writes."""
+        real = runner_module.Runner.capture
+
+        def capture(self: Any, *args: Any) -> None:
+            real(self, *args)
+            for column in (self.columns.ints, self.columns.floats, self.columns.block_table[:-1]):
+                column.fill_(7)
+
+        for at in range(1, 12):
+            world = busy(setting)
+            for _ in range(at):
+                world.step()
+            world.engine.suspend("offload")
+            with monkeypatch.context() as patch:
+                patch.setattr(runner_module.Runner, "capture", capture)
+                world.engine.resume()
+            check_device(world.engine)
+            world.drain()
+
+    @pytest.mark.parametrize("how", STANDSTILLS)
+    def test_of_cached_prefixes_comes_back_unless_all_is_computed_again(self, how: str) -> None:
+        world = World(oracle_engine(prefix_caching=True))
+        prompt = list(range(17))
+        world.submit(prompt, GREEDY)
+        world.drain()
+        stop(world.engine, how)
+        world.engine.resume()
+        world.submit(prompt, GREEDY)
+        world.drain()
+        assert world.all[1].last is not None
+        assert world.all[1].last.num_cached_tokens == (0 if how == "recompute" else 16)
 
     def test_that_cannot_be_had_leaves_the_engine_suspended(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for mode in ("offload", "recompute"):

@@ -15,7 +15,7 @@ from engine.errors import ConfigError
 from engine.phases import Order, Phase, Reason
 from engine.request import RequestState, SamplingParams
 from tests.bug_kind_world import MODES
-from tests.oracle_reference import VOCAB
+from tests.oracle_reference import PIECES, VOCAB
 from tests.oracle_world import World, oracle_engine, play, shared_prompt
 
 LONG = SamplingParams(max_tokens=30, temperature=1.0, seed=5, ignore_eos=True)
@@ -147,6 +147,25 @@ class TestPausing:
         serve(world, 6)
         assert len(aborted) == 2
 
+    @pytest.mark.parametrize("mode", MODES)
+    def test_works_where_nothing_reads_the_tokens_meanwhile(self, mode: str) -> None:
+        """Checks read every request's tokens, and so had the log handed over that a row's pausing forgot."""
+        world = small_world(20, paused_blocks=20, mode=mode, debug_invariants=False)
+        assert serve(world) == roomy_answers()[:4]
+        assert world.engine.counters.pauses > 0
+
+    def test_goes_on_without_touching_the_table(self) -> None:
+        world = small_world(20, paused_blocks=20)
+        standing: list[bool] = []
+
+        def look(border: Border) -> None:
+            if border.phase is Phase.ADMIT and border.side == "after" and world.engine.table.num_paused:
+                standing.append(border.iteration.room is None)
+
+        seen(world, look)
+        serve(world)
+        assert any(standing)
+
 
 class TestEviction:
     def test_goes_to_the_head_of_the_queue_in_order_of_arrival(self) -> None:
@@ -170,6 +189,31 @@ class TestEviction:
         world.drain()
         assert world.engine.counters.evictions > 0
         assert all(len(one.new_ids) == 30 for one in world.all)
+
+    def test_in_the_iteration_whose_token_completes_a_stop_string_ends_the_request_for_good(self) -> None:
+        """It stood in the queue, ended, and was admitted again."""
+        found: list[tuple[int, list[int]]] = []
+
+        def look(border: Border) -> None:
+            room = border.iteration.room
+            if border.phase is Phase.ADMIT and border.side == "after" and room is not None:
+                found.extend((one.key, [*one.output_ids]) for one in room.evicted if one in border.iteration.advanced)
+
+        def run(stops: dict[int, str]) -> World:
+            world = small_world(14, paused_blocks=0, has_text=True)
+            seen(world, look)
+            for number in range(6):
+                world.submit(prompt_of(9, number), LONG.replace(seed=number, stop=stops.get(number)))
+            world.drain()
+            return world
+
+        run({})
+        stops = {key: "".join(PIECES[i] for i in output[-2:]) for key, output in found if len(output) > 2}
+        assert stops
+        for key, stop in stops.items():
+            last = run({key: stop}).all[key].last
+            assert last is not None
+            assert last.finish_reason == "stop"
 
     def test_of_every_row_at_once_leaves_somebody_running(self) -> None:
         world = small_world(13, paused_blocks=0, block_size=4, max_requests=4)

@@ -7,25 +7,36 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.memory_world import MemoryWorld, play_memory
 from tests.oracle_world import World, oracle_engine, play
 from tests.planted_chunk_faults import CHUNK_FAULTS, CHUNKS
 from tests.planted_faults import BUCKETS, FAULTS, SLOW_DEVICE, Fault
+from tests.planted_memory_faults import CHUNKED, MEMORY_FAULTS, NO_CACHE, TIGHT
 
 log = logging.getLogger(__name__)
 NUM_SCHEDULES = 30
 
 
-def caught_by(fault: Fault) -> str | None:
+def played(engine: Any, seed: int, *, text: bool) -> None:
+    play(World(engine), random.Random(seed), text=text)
+
+
+def played_tight(engine: Any, seed: int, *, text: bool) -> None:
+    play_memory(MemoryWorld(engine), random.Random(seed), text=text)
+
+
+def caught_by(fault: Fault, schedule: Callable[..., None] = played) -> str | None:
     """The first thing that a few schedules complain of; None if nothing does."""
     for seed in range(NUM_SCHEDULES):
         engine = oracle_engine(has_text=fault.text, **fault.options)
         engine.device.op_sleep_s = fault.slow
         try:
-            play(World(engine), random.Random(seed), text=fault.text)
+            schedule(engine, seed, text=fault.text)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
         finally:
@@ -33,17 +44,25 @@ def caught_by(fault: Fault) -> str | None:
     return None
 
 
+def require_caught(fault: Fault, found: str | None) -> None:
+    """Something was noticed, and it is the fault and not how it was planted."""
+    assert found is not None, f"{fault.name}: {NUM_SCHEDULES} schedules passed"
+    for misfit in ("positional argument", "has no attribute", "is not defined", "unexpected keyword"):
+        assert misfit not in found, f"{fault.name} does not fit the engine any more: {found}"
+    log.info("%s: caught by %s", fault.name, found[:100])
+
+
 class TestPlantedFaults:
     @pytest.mark.parametrize("fault", FAULTS + CHUNK_FAULTS, ids=lambda fault: fault.name)
     def test_are_noticed(self, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
         """What noticed each is shown by ``--log-cli-level=INFO``."""
         fault.plant(monkeypatch)
+        require_caught(fault, caught_by(fault))
 
-        found = caught_by(fault)
-
-        assert found is not None, f"{fault.name}: {NUM_SCHEDULES} schedules passed"
-        assert "positional argument" not in found, f"{fault.name} does not fit the engine any more: {found}"
-        log.info("%s: caught by %s", fault.name, found[:100])
+    @pytest.mark.parametrize("fault", MEMORY_FAULTS, ids=lambda fault: fault.name)
+    def test_of_shared_and_short_memory_are_noticed(self, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+        fault.plant(monkeypatch)
+        require_caught(fault, caught_by(fault, played_tight))
 
     @pytest.mark.parametrize(
         "options", [{}, BUCKETS, SLOW_DEVICE, CHUNKS, {"nan_every": 31}, {"num_blocks": 26}], ids=str
@@ -53,4 +72,11 @@ class TestPlantedFaults:
             engine = oracle_engine(has_text=True, **options)
             engine.device.op_sleep_s = {"publish": 0.002}
             play(World(engine), random.Random(seed), text=True)
+            engine.close()
+
+    @pytest.mark.parametrize("options", [TIGHT, NO_CACHE, CHUNKED, {**TIGHT, "nan_every": 31}], ids=str)
+    def test_are_what_the_schedules_of_short_memory_complain_of(self, options: dict[str, Any]) -> None:
+        for seed in range(4):
+            engine = oracle_engine(**options)
+            played_tight(engine, seed, text=False)
             engine.close()

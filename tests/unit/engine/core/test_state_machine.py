@@ -16,7 +16,7 @@ from engine.errors import MidIterationError, RequestError
 from engine.invariants import check_device
 from engine.phases import Phase
 from engine.policy import never_overlap, prefer_overlap
-from tests.oracle_world import VOCAB, World, oracle_engine, random_params, random_prompt
+from tests.oracle_world import VOCAB, World, oracle_engine, random_params, random_prompt, shared_prompt
 
 SEEDS = st.integers(0, 1 << 20)
 WORLDS = st.fixed_dictionaries(
@@ -28,6 +28,13 @@ WORLDS = st.fixed_dictionaries(
         "max_requests": st.sampled_from([1, 2, 3, 4, 6]),
         "launch_ending_rows": st.sampled_from([False, False, True]),
         "policy": st.sampled_from([prefer_overlap, prefer_overlap, never_overlap]),
+        "overlap_admission": st.booleans(),
+        "prefix_caching": st.booleans(),
+        "eviction_policy": st.sampled_from(["lru", "lru", "ref_zero"]),
+        "capacity_policy": st.sampled_from(["guaranteed_no_evict", "max_utilization"]),
+        "paused_blocks": st.sampled_from([None, 0, 5, 20]),
+        # The checks read what requests have, and reading may mend what the engine left half done.
+        "debug_invariants": st.sampled_from([True, True, False]),
         "chunk_budget": st.sampled_from([None, None, 8, 8, 11, 30]),
     }
 )
@@ -49,6 +56,8 @@ class Lifecycle(RuleBasedStateMachine):
         budget = options.pop("chunk_budget")
         if budget is not None:
             options |= {"chunked_prefill": True, "max_batch_tokens": max(budget, self.least_budget)}
+        if options["capacity_policy"] == "guaranteed_no_evict":
+            options["paused_blocks"] = None
         self.world = World(oracle_engine(**{**options, **self.overrides}))
         self.world.on_border = self._at_border
 
@@ -60,7 +69,12 @@ class Lifecycle(RuleBasedStateMachine):
 
     def _submit(self, seed: int) -> None:
         rng = random.Random(seed)
-        self.world.submit(random_prompt(rng), random_params(rng, text=self.has_text), stream=rng.random() < 0.3)
+        prompt = shared_prompt(rng) if rng.random() < 0.6 else random_prompt(rng)
+        params = random_params(rng, text=self.has_text)
+        if rng.random() < 0.4:  # long enough to use the blocks up
+            params = params.replace(max_tokens=rng.randint(30, 90), min_tokens=0, ignore_eos=True, stop_token_ids=None)
+        salt = rng.choice(["", "", "another tenant"])
+        self.world.submit(prompt, params, stream=rng.random() < 0.3, cache_salt=salt)
 
     def _abort(self, seed: int) -> None:
         if self.world.all:
@@ -137,6 +151,11 @@ class Lifecycle(RuleBasedStateMachine):
     def fail_and_recover(self, phase: Phase, after: bool) -> None:
         if self.world.fail_in(phase, after=after):
             self.world.engine.recover()
+
+    @rule()
+    def forget_prefixes(self) -> None:
+        freed = self.world.engine.reset_prefix_cache()
+        assert 0 <= freed <= self.world.engine.pool.num_blocks
 
     @rule()
     def recover_without_a_failure(self) -> None:
