@@ -9,14 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from engine.admission import AdmissionPolicy as AdmissionPolicy
     from engine.config import EngineConfig as EngineConfig
     from engine.engine import Engine as Engine
     from engine.errors import CheckpointError as CheckpointError
     from engine.errors import ConfigError as ConfigError
     from engine.errors import EngineError as EngineError
+    from engine.errors import EnginePausedError as EnginePausedError
     from engine.errors import IterationFailedError as IterationFailedError
     from engine.errors import MidIterationError as MidIterationError
     from engine.errors import NotAvailableError as NotAvailableError
+    from engine.errors import PolicyError as PolicyError
     from engine.errors import RequestError as RequestError
     from engine.models.registry import register_model as register_model
     from engine.phases import Order as Order
@@ -30,14 +33,17 @@ if TYPE_CHECKING:
     from engine.request import SamplingParams as SamplingParams
 
 _HOMES = {
+    "AdmissionPolicy": "engine.admission",
     "EngineConfig": "engine.config",
     "Engine": "engine.engine",
     "CheckpointError": "engine.errors",
     "ConfigError": "engine.errors",
     "EngineError": "engine.errors",
+    "EnginePausedError": "engine.errors",
     "IterationFailedError": "engine.errors",
     "MidIterationError": "engine.errors",
     "NotAvailableError": "engine.errors",
+    "PolicyError": "engine.errors",
     "RequestError": "engine.errors",
     "register_model": "engine.models.registry",
     "Order": "engine.phases",

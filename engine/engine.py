@@ -422,7 +422,8 @@ class Engine:
         self._in_hand = self.controller.iterate()
         self._advance_raw()
         if self.controller.current is not None:
-            self.controller.current.void_reasons |= self._lifecycle.take_void_reasons()
+            if self._lifecycle.void_reasons:
+                self.controller.current.void_reasons |= self._lifecycle.take_void_reasons()
             if self.config.debug_invariants:
                 self.controller.current.void_reasons.add("invariants")
         return True

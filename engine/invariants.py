@@ -289,7 +289,7 @@ def _prompt_logprobs_due(engine: Engine, request: Request) -> Container[int]:
     if row is None or not table.is_fresh[row]:
         return {length}
     ends = [min(int(end) + 1, length) for end in (table.chunk_done[row], table.chunk_end[row])]
-    return range(1, ends[1] + 1) if engine.config.overlap_admission else {length, *ends}
+    return {length, *range(1, ends[1] + 1)} if engine.config.overlap_admission else {length, *ends}
 
 
 def check_pending(controller: Controller) -> None:

@@ -100,7 +100,8 @@ class Lifecycle:
         self._weights_seen = self._weights.number
         self._are_weights_torn = False
         """Copying new ones was interrupted: some are new and some are old."""
-        self._void_reasons: set[str] = set()
+        self.void_reasons: set[str] = set()
+        """Why the times of the iteration that begins next mean nothing: the device stood idle before it on purpose."""
 
     @property
     def is_running(self) -> bool:
@@ -113,13 +114,13 @@ class Lifecycle:
         Raises:
             EnginePausedError: naming the way on.
         """
-        if not self.is_running:
+        if self.state is not EngineState.RUNNING:
             mode = f" ({self.suspension.mode})" if self.suspension is not None else ""
             raise EnginePausedError(f"{what}: the engine is {self.state.value}{mode}; call resume() first")
 
     def take_void_reasons(self) -> set[str]:
-        """Why the iteration that begins means nothing in time: the device stood idle before it on purpose."""
-        taken, self._void_reasons = self._void_reasons, set()
+        """:attr:`void_reasons`, for the iteration that begins now and none after it."""
+        taken, self.void_reasons = self.void_reasons, set()
         return taken
 
     # -- standing still and going on -------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ class Lifecycle:
                     raise
         reason = self.state.value
         self.state, self.suspension, self._saved = EngineState.RUNNING, None, None
-        self._void_reasons.add(reason)
+        self.void_reasons.add(reason)
         return reason
 
     def close(self) -> None:

@@ -17,9 +17,11 @@ VOID_WORDS: dict[str, str] = {
     "event_loop": "the notebook's event loop came back late",
     "resumed": "nobody drove the engine before it",
     "recovered": "an iteration failed in between",
+    "paused": "the engine was paused in between",
+    "suspended": "the engine was suspended in between",
     TRACE_EDGE: "its device work is not all in the trace",
 }
-"""By the names of ``docs/metrics.md``; ``recovered`` is of requests only."""
+"""By the names of ``docs/metrics.md``; ``recovered``, ``paused`` and ``suspended`` are of requests only."""
 
 
 def void_word(reason: str) -> str:

@@ -38,16 +38,23 @@ def busy_world(order: Order) -> World:
         oracle_engine(
             mode="legacy" if order is Order.LEGACY else "async",
             policy=never_overlap if order is Order.NO_OVERLAP else prefer_overlap,
-            max_requests=3,
+            max_requests=4 if order is Order.OVERLAP_ADMIT else 3,
+            overlap_admission=order is Order.OVERLAP_ADMIT,
         )
     )
-    for seed in range(4):
+
+    def submit(seed: int) -> None:
         params = SamplingParams(max_tokens=8 + seed, temperature=1.0, seed=seed, logprobs=seed, ignore_eos=True)
         world.submit([seed + 1] * (3 * seed + 1), params, stream=seed == 1)
+
+    for seed in range(3 if order is Order.OVERLAP_ADMIT else 4):
+        submit(seed)
     if order is Order.PRIMER:
         return world
     for _ in range(2):
         world.step()
+    if order is Order.OVERLAP_ADMIT:
+        submit(3)
     if order is Order.DRAIN:
         world.engine.set_mode("legacy")
     return world

@@ -11,6 +11,8 @@ from itertools import product
 from typing import Any
 
 from engine.cache.prefix_pool import PrefixPool
+import pytest
+
 from engine.controller import Border
 from engine.phases import Order, Phase, Reason
 from engine.policy import never_overlap, prefer_overlap
@@ -127,6 +129,7 @@ def shortfalls(tally: Tally) -> list[str]:
 
 
 class TestRandomSchedules:
+    @pytest.mark.timeout(1200)
     def test_reach_every_order_reason_end_pause_hit_and_eviction_and_an_abort_at_every_border(self) -> None:
         tally = Tally()
         for seed in range(NUM_RUNS):

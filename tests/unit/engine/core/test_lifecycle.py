@@ -93,6 +93,7 @@ def how(request: pytest.FixtureRequest) -> str:
 class TestAnswers:
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("setting", SETTINGS)
+    @pytest.mark.parametrize("how", ["pause", "offload", "recompute"])
     def test_are_the_same_wherever_the_engine_stood_still(self, setting: str, mode: str, how: str) -> None:
         """Bug kinds 2, 11, 20, 22: at every iteration of a run, so also between a primer and its first sample."""
         seen: Counter[str] = Counter()
@@ -116,7 +117,7 @@ class TestAnswers:
 
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("setting", SETTINGS)
-    @pytest.mark.parametrize("how", ["pause", "persist", "offload"])
+    @pytest.mark.parametrize("how", ["persist", "offload"])
     def test_are_the_same_if_it_stands_still_all_the_time(self, setting: str, mode: str, how: str) -> None:
         world = busy(setting, mode)
         while world.engine.has_unfinished():
@@ -139,7 +140,7 @@ class TestAnswers:
 
     @pytest.mark.parametrize("setting", ["plain", "buckets", "chunked"])
     def test_are_the_same_on_the_thread_device(self, setting: str, how: str) -> None:
-        for at in range(0, 9, 2):
+        for at in (0, 1, 5):
             world = busy(setting, device="cpu", op_sleep_s=0.001)
             with world.engine:
                 for _ in range(at):

@@ -187,8 +187,8 @@ class LifecycleOnThreads(Lifecycle):
     overrides = {"device": "cpu"}  # noqa: RUF012
 
 
-TestLifecycle = Lifecycle.TestCase
-TestLifecycle.settings = settings(max_examples=100, stateful_step_count=40)
+TestLifecycle = pytest.mark.timeout(1200)(Lifecycle.TestCase)
+TestLifecycle.settings = settings(max_examples=60, stateful_step_count=40)
 TestLifecycleInBuckets = LifecycleInBuckets.TestCase
 TestLifecycleInBuckets.settings = settings(max_examples=20, stateful_step_count=30)
 TestLifecycleOnThreads = LifecycleOnThreads.TestCase
