@@ -21,7 +21,7 @@ VOID_WORDS: dict[str, str] = {
     "suspended": "the engine was suspended in between",
     TRACE_EDGE: "its device work is not all in the trace",
 }
-"""By the names of ``docs/metrics.md``; ``recovered``, ``paused`` and ``suspended`` are of requests only."""
+"""By the names of ``docs/metrics.md``; ``recovered`` is of requests only."""
 
 
 def void_word(reason: str) -> str:

@@ -32,6 +32,8 @@ class Submission:
     arrival: float
     """On the session's clock; in a closed loop when the loop starts."""
     stream: bool = False
+    cache_salt: str = ""
+    """Requests of one salt share cached prefixes."""
     loop: ClosedLoop | None = None
     """It enters when the loop lets it in, and not when it arrives."""
 

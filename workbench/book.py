@@ -96,6 +96,8 @@ class RequestBook:
             )
         if not 0 <= spec.arrival < float("inf"):
             raise RequestError(f"arrival must be at least 0 on the clock, got {spec.arrival}", field="arrival")
+        if not isinstance(spec.cache_salt, str):
+            raise RequestError(f"cache_salt must be a string, got {spec.cache_salt!r}", field="cache_salt")
         made = spec.prompt if isinstance(spec.prompt, SyntheticPrompt) and not spec.chat else None
         checked = self._intake.check(
             self._chat_ids(spec.prompt) if spec.chat else spec.prompt if made is None else tuple(made),
@@ -114,6 +116,7 @@ class RequestBook:
             params=spec.params.replace(seed=checked.seed),
             arrival=spec.arrival,
             stream=spec.stream,
+            cache_salt=spec.cache_salt,
             loop=wish.loop,
         )
 
@@ -131,7 +134,11 @@ class RequestBook:
     def hand_in(self, submission: Submission, *, late_ns: int = 0) -> Request:
         """Give a request that arrived ``late_ns`` ago to the engine; returns the engine's."""
         self._engine.add_request(
-            tuple(submission.prompt_ids), submission.params, request_id=submission.request_id, stream=submission.stream
+            tuple(submission.prompt_ids),
+            submission.params,
+            request_id=submission.request_id,
+            stream=submission.stream,
+            cache_salt=submission.cache_salt,
         )
         request = self._engine.queue.newest
         assert request is not None

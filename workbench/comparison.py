@@ -209,7 +209,15 @@ class _Bench:
 
     def run(self, leg: Leg, config: EngineConfig) -> tuple[Run, tuple[SamplingParams, ...]]:
         """One measured run in an engine of its own, and the sampling parameters with their seeds settled."""
-        with Session(self.loaded, config=config, clock=self.clock, policy=leg.policy, progress=self.shows) as session:
+        with Session(
+            self.loaded,
+            config=config,
+            clock=self.clock,
+            policy=leg.policy,
+            admission=leg.admission,
+            graph_list=leg.graph_list,
+            progress=self.shows,
+        ) as session:
             for _ in range(self.warmup):
                 serve(session, self.workload, name=leg.name, on_output=self._counting(None))
                 session.reset()

@@ -10,6 +10,7 @@ from typing import Any
 from engine.engine import Engine
 from engine.errors import RequestError
 from engine.request import Request, SamplingParams
+from workbench.admissions import Admissions
 from workbench.arrivals import Arrivals, ClosedLoop, Submission
 from workbench.book import Prompt, RequestBook, Wish, as_prompts, sampling_params
 from workbench.clock import Clock
@@ -37,6 +38,7 @@ class Desk:
         self.clock = clock
         self.book = RequestBook(engine)
         self.arrivals = Arrivals(lambda: engine.live_ids)
+        self.admissions = Admissions(engine.table)
 
     def submit(
         self,
@@ -47,6 +49,7 @@ class Desk:
         arrival: float | None,
         chat: bool,
         stream: bool,
+        cache_salt: str,
         request_id: str | None,
     ) -> tuple[list[str], bool]:
         """See :meth:`workbench.session.Session.submit`; the ids, and whether a list of prompts was given."""
@@ -55,7 +58,10 @@ class Desk:
         if is_many and request_id is not None:
             raise RequestError("request_id names one request; leave it out for a list of prompts", field="request_id")
         when = self.clock.now() if arrival is None else arrival
-        specs = [RequestSpec(prompt=one, params=settled, arrival=when, chat=chat, stream=stream) for one in prompts]
+        specs = [
+            RequestSpec(prompt=one, params=settled, arrival=when, chat=chat, stream=stream, cache_salt=cache_salt)
+            for one in prompts
+        ]
         return self._submit([Wish(spec=spec, request_id=request_id) for spec in specs]), is_many
 
     def submit_workload(self, workload: Workload) -> list[str]:
@@ -187,4 +193,5 @@ class Desk:
         self.arrivals.clear()
         self._held.clear()
         self.book.clear()
+        self.admissions.clear()
         self.clock.reset()

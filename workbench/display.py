@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tracing.records import PHASE_COLOURS
 from workbench.bars import ink_on
 from workbench.timeline import runs, timeline_html
 
 if TYPE_CHECKING:
-    from workbench.snapshot import BlocksView, PendingView, QueuedView, RowView, Snapshot
+    from workbench.snapshot import BlocksView, BudgetView, PendingView, PrefixView, QueuedView, RowView, Snapshot
 
 Cells = Sequence[Sequence[str]]
 
 _ROW_HEAD = ("row", "request", "state", "prompt", "output", "KV", "blocks", "newest", "text", "pending")
 _QUEUE_HEAD = ("request", "prompt", "max output", "waits because")
+_ROOM = {"pauses": "paused", "resumes": "resumed", "evictions": "evicted"}
+"""Counters, and what they count."""
 _MOST_QUEUED = 8
+_MOST_BLOCKS = 256
+"""Cells of the block map."""
 _TEXT_SHOWN = 28
 """Characters of a row's newest text."""
 _TABLE = "border-collapse:collapse;margin:2px 0 8px;font-size:12px"
@@ -38,9 +42,14 @@ def snapshot_text(snapshot: Snapshot) -> str:
         lines.append("sampled " + _forward_text(snapshot.consumed))
     if snapshot.unfinished:
         lines.append("device  " + ", ".join(_unfinished_texts(snapshot)))
+    if snapshot.budget is not None:
+        lines.append("budget  " + budget_text(snapshot.budget))
     lines.append("blocks  " + _blocks_text(snapshot.blocks))
+    if snapshot.prefix is not None:
+        lines.append("prefix  " + prefix_text(snapshot.prefix))
+    lines += [f"room    {room_text(snapshot.counters)}"] if room_text(snapshot.counters) else []
     if snapshot.rows:
-        lines += ["", *text_table(_ROW_HEAD, map(_row_cells, snapshot.rows))]
+        lines += ["", *text_table(*_rows_table(snapshot))]
     if snapshot.queue:
         lines += ["", *text_table(_QUEUE_HEAD, map(_queue_cells, snapshot.queue[:_MOST_QUEUED]))]
         lines += _more(snapshot)
@@ -56,10 +65,13 @@ def snapshot_html(snapshot: Snapshot) -> str:
         _phase_strip(snapshot),
         f"<div>pending forward: {escape(_forward_text(snapshot.pending))}</div>",
         f"<div>sampled forward: {escape(_forward_text(snapshot.consumed))}</div>" if snapshot.consumed else "",
+        f"<div>token budget: {escape(budget_text(snapshot.budget))}</div>" if snapshot.budget else "",
         _block_map(snapshot),
+        f"<div>prefix cache: {escape(prefix_text(snapshot.prefix))}</div>" if snapshot.prefix else "",
+        f"<div>want of blocks: {room}</div>" if (room := room_text(snapshot.counters)) else "",
     ]
     if snapshot.rows:
-        parts.append(html_table(_ROW_HEAD, map(_row_cells, snapshot.rows)))
+        parts.append(html_table(*_rows_table(snapshot)))
     if snapshot.queue:
         parts.append(html_table(_QUEUE_HEAD, map(_queue_cells, snapshot.queue[:_MOST_QUEUED])))
         parts += [f"<div>{escape(line)}</div>" for line in _more(snapshot)]
@@ -93,8 +105,47 @@ def _unfinished_texts(snapshot: Snapshot) -> list[str]:
     ]
 
 
+def budget_text(budget: BudgetView) -> str:
+    """Which forward, and who has its tokens."""
+    which = f"forward of iteration {budget.iteration}{'' if budget.is_launched else ', prepared'}"
+    counts = ((budget.decode, "decode"), (budget.prompt, "prompt"), (budget.padding, "padding"))
+    parts = [f"{count} {kind}" for count, kind in counts if count]
+    return f"{which}: {' + '.join(parts)} of {budget.limit} tokens"
+
+
+def prefix_text(prefix: PrefixView) -> str:
+    """Hit rate with what it is a rate of, and what the cache lost."""
+    rate = (
+        "no request yet"
+        if prefix.hit_rate is None
+        else f"{100 * prefix.hit_rate:.0f} % of {prefix.query_tokens} tokens hit"
+    )
+    waits = f", {prefix.waits} waited for one being computed" if prefix.waits else ""
+    return f"{rate}{waits}, {prefix.evicted_blocks} cached blocks evicted"
+
+
+def room_text(counters: Mapping[str, Any]) -> str:
+    """Pauses, resumes and evictions for want of blocks; empty where there were none."""
+    counts = [(said, counters[name]) for name, said in _ROOM.items()]
+    return ", ".join(f"{count} {said}" for said, count in counts) if any(count for _, count in counts) else ""
+
+
 def _blocks_text(blocks: BlocksView) -> str:
-    return f"{blocks.num_free} of {blocks.num_blocks} free, {blocks.block_size} tokens each"
+    reused = "" if blocks.named is None else f", {blocks.num_shared} shared, {blocks.num_cached} cached"
+    return f"{blocks.num_free} of {blocks.num_blocks} free{reused}, {blocks.block_size} tokens each"
+
+
+def _rows_table(snapshot: Snapshot) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Heading and rows; what was skipped of prompts has a column where prefixes are cached."""
+    rows: list[Sequence[str]] = [_row_cells(row) for row in snapshot.rows]
+    if snapshot.prefix is None:
+        return _ROW_HEAD, rows
+    after = _ROW_HEAD.index("prompt") + 1
+    skipped = [str(row.num_cached_tokens) for row in snapshot.rows]
+    return (
+        (*_ROW_HEAD[:after], "skipped", *_ROW_HEAD[after:]),
+        [(*cells[:after], more, *cells[after:]) for cells, more in zip(rows, skipped, strict=True)],
+    )
 
 
 def _row_cells(row: RowView) -> tuple[str, ...]:
@@ -180,23 +231,31 @@ def _pill(phase: str, state: _State) -> str:
 
 
 def _block_map(snapshot: Snapshot) -> str:
-    """One cell a block, with the row that holds it; the holder's id shows under the pointer."""
+    """One cell a block, with the row that holds it; holders' ids show under the pointer."""
     blocks = snapshot.blocks
     rows = {row.request_id: row.row for row in snapshot.rows}
-    shown = blocks.holders[:256]
-    cells = "".join(_block_cell(block, holder, rows.get(holder)) for block, holder in enumerate(shown))
-    rest = f" and {blocks.num_blocks - len(shown)} more" if blocks.num_blocks > len(shown) else ""
-    head = f"KV blocks: {_blocks_text(blocks)}; a number is the row that holds the block"
+    cells = "".join(_block_cell(blocks, block, rows) for block in range(min(_MOST_BLOCKS, blocks.num_blocks)))
+    rest = f" and {blocks.num_blocks - _MOST_BLOCKS} more" if blocks.num_blocks > _MOST_BLOCKS else ""
+    more = "" if blocks.named is None else ", ×2 that two hold it, · that it is cached and nobody does"
+    head = f"KV blocks: {_blocks_text(blocks)}; a number is the row that holds the block{more}"
     return f"<div>{head}</div><div style='line-height:16px'>{cells}{rest}</div>"
 
 
-def _block_cell(block: int, holder: str | None, row: int | None) -> str:
+def _block_cell(blocks: BlocksView, block: int, rows: Mapping[str | None, int]) -> str:
     """Greys only: colours mean phases. Neighbouring rows differ in shade."""
+    holders = blocks.holders[block]
+    row = rows.get(holders[0]) if holders else None
     shade = "" if row is None else f"background:rgba(128,128,128,{(0.55, 0.25, 0.4)[row % 3]});"
+    if len(holders) > 1:
+        mark, told = f"×{len(holders)}", f"{', '.join(holders)} ({len(holders)} hold it)"
+    elif holders:
+        mark, told = "" if row is None else str(row), holders[0]
+    else:
+        mark, told = ("·", "cached, nobody holds it") if blocks.is_cached(block) else ("", "free")
     return (
-        f"<span title='block {block}: {escape(holder or 'free')}' style='display:inline-block;width:14px;height:14px;"
+        f"<span title='block {block}: {escape(told)}' style='display:inline-block;width:14px;height:14px;"
         f"margin:1px;font-size:10px;line-height:14px;text-align:center;vertical-align:top;"
-        f"box-shadow:inset 0 0 0 1px rgba(128,128,128,.6);{shade}'>{'' if row is None else row}</span>"
+        f"box-shadow:inset 0 0 0 1px rgba(128,128,128,.6);{shade}'>{mark}</span>"
     )
 
 

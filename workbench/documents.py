@@ -28,7 +28,12 @@ def request_dict(output: RequestOutput) -> dict[str, Any]:
 
 def asked_dict(submission: Submission) -> dict[str, Any]:
     """What was asked for beside the prompt, so that a saved run can be run again; its seed is settled."""
-    return {"params": asdict(submission.params), "stream": submission.stream, "arrival": submission.arrival}
+    return {
+        "params": asdict(submission.params),
+        "stream": submission.stream,
+        "arrival": submission.arrival,
+        "cache_salt": submission.cache_salt,
+    }
 
 
 def asked_params(values: Mapping[str, Any]) -> SamplingParams:

@@ -18,7 +18,7 @@ from engine.phases import Phase
 from engine.request import RequestOutput
 from workbench.breakpoints import Breakpoint, Breakpoints
 from workbench.desk import Desk
-from workbench.events import EventLog
+from workbench.events import EventLog, room_events
 from workbench.expressions import Expressions
 from workbench.peek import SessionError, as_phase, coming_phases
 from workbench.seat import Seat
@@ -72,6 +72,7 @@ class Driver:
         self.engine: Engine = session.engine
         self.desk = desk
         self._watch = watch
+        watch.behind_admit = self._admit_ran
         self._breakpoints = breakpoints
         self._expressions = expressions
         self._events = events
@@ -201,6 +202,13 @@ class Driver:
         if iteration is not None:  # None: somebody put another watcher in the place of ours
             with self._telling_failures():
                 self._note(iteration)
+
+    def _admit_ran(self, iteration: Iteration) -> None:
+        self.desk.admissions.note(iteration)
+        if iteration.room is not None:
+            free = self.engine.pool.num_free
+            for kind, text in room_events(iteration.room, free):
+                self._events.tell(kind, text)
 
     def _note(self, iteration: Iteration) -> None:
         if self._expressions:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+
+from engine.pausing import Room
+from engine.request import Request
 
 log = logging.getLogger(__name__)
 
@@ -15,6 +18,9 @@ KINDS = (
     "submitted",
     "aborted",
     "ended",
+    "paused",
+    "resumed",
+    "evicted",
     "mode",
     "started",
     "stopped",
@@ -23,9 +29,13 @@ KINDS = (
     "reset",
     "restarted",
     "replay",
+    "forgot",
     "closed",
 )
-"""Every kind there is. ``ended`` is a request's last output; ``started`` and ``stopped`` are runs of iterations."""
+"""Every kind there is. ``ended`` is a request's last output; ``started`` and ``stopped`` are runs of iterations.
+
+``paused``, ``resumed`` and ``evicted`` are requests for want of blocks, one event for all of an iteration;
+``forgot`` is the prefix cache."""
 _MOST_KEPT = 2_000
 _SHOWN = 20
 
@@ -42,6 +52,26 @@ class Event:
 
     def __str__(self) -> str:
         return f"{self.iterations_begun:>6}  {self.kind:<9}  {self.text}"
+
+
+def room_events(room: Room, num_free: int) -> Iterator[tuple[str, str]]:
+    """Kind and text of what an admit did to have blocks enough.
+
+    Args:
+        room: What it did.
+        num_free: Blocks free behind it.
+    """
+    free = f"{num_free} block{'' if num_free == 1 else 's'} free"
+    if room.paused:
+        yield "paused", f"{_ids(room.paused)}: no block for the next token, {free}"
+    if room.resumed:
+        yield "resumed", f"{_ids(room.resumed)}: {free}"
+    if room.evicted:
+        yield "evicted", f"{_ids(room.evicted)}: back to the queue, to be computed again; {free}"
+
+
+def _ids(requests: Sequence[Request]) -> str:
+    return ", ".join(request.request_id for request in requests)
 
 
 Listener = Callable[[Event], None]

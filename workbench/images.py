@@ -37,6 +37,8 @@ class TableImage:
     num_paused: int
     request_ids: tuple[str, ...]
     prompt_tokens: tuple[int, ...]
+    skipped: tuple[int, ...]
+    """Tokens that a prefix hit spared each request when it was admitted first."""
     columns: Mapping[str, Array]
     block_ids: Array
     """[n, most blocks held], -1 past a row's blocks."""
@@ -59,6 +61,7 @@ class TableImage:
                 output_tokens=output[row],
                 max_tokens=most[row],
                 kv_len=kv_len[row],
+                num_cached_tokens=self.skipped[row],
                 progress=self._progress(row),
                 blocks=self.blocks(row),
             )
@@ -85,7 +88,7 @@ class TableImage:
         return done, end, length
 
     def _progress(self, row: int) -> str:
-        return progress_text(*self.chunk(row)) if self.state(row) == "prefill" else ""
+        return progress_text(*self.chunk(row), self.skipped[row]) if self.state(row) == "prefill" else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +209,7 @@ def take_table(table: RequestTable, before: TableImage | None) -> TableImage:
             num_paused=table.num_paused,
             request_ids=request_ids,
             prompt_tokens=prompt_tokens,
+            skipped=tuple(request.num_cached_tokens for request in requests),
             columns={name: column[:n].copy() for name, column in table.columns() if name != "block_ids"},
             block_ids=held.copy(),
         )
@@ -220,6 +224,7 @@ def take_table(table: RequestTable, before: TableImage | None) -> TableImage:
         num_paused=before.num_paused,
         request_ids=before.request_ids,
         prompt_tokens=before.prompt_tokens,
+        skipped=before.skipped,
         columns=columns,
         block_ids=blocks,
     )

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.admission import AdmissionPolicy, first_come_first_served
 from engine.config import EngineConfig
+from engine.graphs import GraphListPolicy, captured_by_default
 from engine.policy import OrderPolicy, never_overlap, prefer_overlap
 from workbench.loading import session_config
 from workbench.workloads import WorkloadError
@@ -20,6 +22,8 @@ class Leg:
     """Heads its column."""
     mode: str
     policy: OrderPolicy = prefer_overlap
+    admission: AdmissionPolicy = first_come_first_served
+    graph_list: GraphListPolicy = captured_by_default
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Engine options of this leg alone."""
 

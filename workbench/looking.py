@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from workbench.explain import explain_request
 from workbench.explain_order import explain_iteration
 from workbench.history import ChangeRecorder, History
 from workbench.peek import SessionError
+from workbench.policies import Policies
 from workbench.report import RunView
 from workbench.snapshot import RowView, Snapshot, row_view, take_snapshot
 from workbench.watch import BorderWatch
@@ -43,6 +45,7 @@ class Looking:
     _changes: ChangeRecorder
     history: History
     _delays: Delays
+    _policies: Policies
 
     # -- now -------------------------------------------------------------------------------------------------------
 
@@ -90,11 +93,12 @@ class Looking:
 
     def row(self, index: int) -> RowView:
         """What stands in a row of the request table now; IndexError if there is no such row."""
-        return row_view(self.engine, index)
+        return row_view(self.engine, index, self._desk.admissions)
 
     def snapshot(self) -> Snapshot:
         """All there is to see at this border, as values that stay as they are. Reads nothing on the device."""
-        return take_snapshot(self.engine, self._desk.clock, self._desk.arrivals.coming, self._watch.last)
+        desk = self._desk
+        return take_snapshot(self.engine, desk.clock, desk.arrivals.coming, self._watch.last, desk.admissions)
 
     def read_device(self, name: str) -> Any:
         """Copy one of the device's tensors to the host: waits for the device, and so voids an iteration's times.
@@ -212,8 +216,11 @@ class Looking:
         self._delays.clear()
 
     def resolved_config(self) -> dict[str, Any]:
-        """The whole configuration, every automatic value settled."""
-        return self.engine.resolved.to_dict()
+        """The whole configuration, every automatic value settled, and the policies by name."""
+        return {
+            **self.engine.resolved.to_dict(),
+            **replace(self._policies, order=self.engine.controller.policy).to_dict(),
+        }
 
     def __repr__(self) -> str:
         state = self.snapshot()

@@ -15,6 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.config import EngineConfig
 from engine.controller import Iteration
 from engine.errors import EngineError
 from engine.phases import Order, Reason
@@ -28,6 +29,7 @@ from workbench.display import html_table, text_table
 from workbench.documents import asked_params
 from workbench.driver import Script
 from workbench.peek import SessionError
+from workbench.policies import DEFAULTS
 from workbench.saved_runs import load_run
 
 if TYPE_CHECKING:
@@ -35,7 +37,11 @@ if TYPE_CHECKING:
 
 _MUST_AGREE = ("model", "dtype", "vocab_size")
 _SHOULD_AGREE = ("block_size", "num_blocks", "max_requests", "max_batch_tokens", "max_sequence_length", "graphs",
-                 "chunked_prefill", "launch_ending_rows", "sampling_backend", "attention_backend")  # fmt: skip
+                 "chunked_prefill", "launch_ending_rows", "sampling_backend", "attention_backend", "graph_distribution",
+                 "graph_non_decode", "graph_all_prefills", "prefix_caching", "eviction_policy", "capacity_policy",
+                 "paused_blocks", "overlap_admission")  # fmt: skip
+_POLICIES = {"admission_policy": "admission", "graph_list_policy": "graph list"}
+"""Those that a replay takes from its session; the order of each iteration is the record's."""
 _HEAD = ("phase", "recorded work µs", "recorded wait µs", "")
 
 
@@ -251,6 +257,7 @@ def _submission(number: int, output: Mapping[str, Any]) -> Submission:
         params=params,
         arrival=float(timings["arrival_iteration"]) if has_arrived else NEVER,
         stream=bool(asked["stream"]),
+        cache_salt=asked.get("cache_salt", ""),  # runs of earlier versions say nothing of it
     )
 
 
@@ -268,10 +275,19 @@ def _check_fits(config: Mapping[str, Any], run: Trace) -> None:
 
 
 def _configuration_notes(config: Mapping[str, Any], run: Trace) -> tuple[str, ...]:
-    differing = [name for name in _SHOULD_AGREE if config.get(name) != run.config.get(name)]
-    if not differing:
-        return ()
-    return (f"The schedule may differ from the record, for these options do: {', '.join(differing)}.",)
+    # An option that a run does not name came after it, and had its default then.
+    then = {**EngineConfig().to_dict(), **DEFAULTS, **run.config}
+    now = {**DEFAULTS, **config}
+    notes = []
+    differing = [name for name in _SHOULD_AGREE if now.get(name) != then.get(name)]
+    if differing:
+        notes.append(f"The schedule may differ from the record, for these options do: {', '.join(differing)}.")
+    notes += [
+        f"The schedule may differ from the record: its {what} policy was {then[name]}, this session's is {now[name]}."
+        for name, what in _POLICIES.items()
+        if now[name] != then[name]
+    ]
+    return tuple(notes)
 
 
 def _expected(output: Mapping[str, Any]) -> _Expected:

@@ -14,9 +14,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from engine.admission import AdmissionPolicy, first_come_first_served
 from engine.config import EngineConfig
 from engine.controller import Border
 from engine.engine import Engine, Failure
+from engine.graphs import GraphListPolicy, captured_by_default
 from engine.lifecycle import Suspension, WeightSource
 from engine.models.loader import LoadedModel
 from engine.phases import Phase, Reason
@@ -39,6 +41,7 @@ from workbench.history import ChangeRecorder, History
 from workbench.loading import load_for, session_config
 from workbench.looking import Looking
 from workbench.peek import SessionError as SessionError
+from workbench.policies import Policies
 from workbench.snapshot import Snapshot
 from workbench.stops import RunOutcome, Stop
 from workbench.submitting import Submitting
@@ -61,6 +64,8 @@ class Session(Submitting, Looking):
         config: Options of the engine.
         clock: What arrivals are measured on: ``virtual``, ``iterations`` or ``wall``; see :mod:`workbench.clock`.
         policy: May refuse overlap where it is legal.
+        admission: Whose turn it is; by default first come, first served.
+        graph_list: Which forwards are captured; by default what ``graphs`` and ``graph_distribution`` say.
         recorder: The instrument; None makes one that is on.
         progress: Show, in a notebook or on a terminal, that weights are loaded and graphs captured; elsewhere nothing.
         **engine_options: Fields of :class:`engine.config.EngineConfig`; they win over ``config``.
@@ -78,6 +83,8 @@ class Session(Submitting, Looking):
         *,
         clock: str = "virtual",
         policy: OrderPolicy = prefer_overlap,
+        admission: AdmissionPolicy = first_come_first_served,
+        graph_list: GraphListPolicy = captured_by_default,
         recorder: Recorder | None = None,
         progress: bool = True,
         **engine_options: Any,
@@ -90,12 +97,15 @@ class Session(Submitting, Looking):
             self.config,
             recorder=self.recorder,
             policy=policy,
+            admission=admission,
+            graph_list=graph_list,
             progress=CaptureBar() if progress else None,
         )
         self._watch = BorderWatch(self.engine.controller.watch, is_inline=self.config.device == "inline")
         self.engine.controller.watch = self._watch
         self._desk = Desk(self.engine, own_clock, lambda: self._driver.seat.is_taken)
-        self._own = own_clock, policy
+        self._own_clock = own_clock
+        self._policies = Policies(order=policy, admission=admission, graph_list=graph_list)
         self._changes = ChangeRecorder(self.engine)
         self.events = EventLog(self._iterations_begun)
         """What happened, in order; ``events.listen(function)`` is told of what is to come."""
@@ -408,6 +418,16 @@ class Session(Submitting, Looking):
         finally:
             self._driver.seat.release(claim)
 
+    def reset_prefix_cache(self) -> int:
+        """Forget every cached prefix; what runs goes on undisturbed. Not recorded: a replay does not repeat it.
+
+        Returns:
+            Cached blocks that are free now; 0 without prefix caching.
+        """
+        freed = self.engine.reset_prefix_cache()
+        self.events.tell("forgot", f"cached prefixes; {freed} of their blocks are free now")
+        return freed
+
     # -- after a failure, starting over ----------------------------------------------------------------------------
 
     @property
@@ -432,7 +452,7 @@ class Session(Submitting, Looking):
 
         Breakpoints and watch expressions stay. Returns the aborted requests.
         """
-        self._desk.clock, self.engine.controller.policy = self._own
+        self._desk.clock, self.engine.controller.policy = self._own_clock, self._policies.order
         self._driver.script = Script()
         outputs = self._clear()
         self.events.tell("reset", f"{len(outputs)} requests aborted")

@@ -7,16 +7,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.admission import Refusal, consider
+from engine.cache.prefix_pool import PrefixPool
 from engine.controller import Iteration
 from engine.engine import Engine
+from engine.plan import Plan
 from engine.policy import overlap_refusal
 from engine.request import Request, RequestState
 from engine.results import PendingForward
 from engine.table import RequestTable
 from tracing.records import Category, Span, UnfinishedWork
+from workbench.admissions import Admissions
 from workbench.arrivals import Submission
 from workbench.clock import Clock
+from workbench.prospects import prospects, reason_text
 
 _TEXT_TOKENS = 12
 """Newest tokens shown as text in a row."""
@@ -36,6 +39,12 @@ class QueuedView:
     """On the session's clock; None: it is in the engine's queue already."""
     why: str
     """Why it waits, in a few words."""
+    output_tokens: int = 0
+    """Tokens it has already; a request that lost its row keeps them."""
+    graph_wait_steps: int = 0
+    """Iterations in a row in which it was next and no captured graph held it."""
+    evicted_in: int | None = None
+    """The iteration that sent it back to the queue for want of blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +61,12 @@ class RowView:
     max_tokens: int = 0
     kv_len: int = 0
     """Cached tokens, those of a launched forward included."""
+    num_cached_tokens: int = 0
+    """Tokens that a prefix hit spared it when it was admitted last."""
     progress: str = ""
     """How far its prompt is read with its present chunk, as ``256 of 513``; empty if it is read in one go, or read."""
+    evicted_in: int | None = None
+    """The iteration that sent it back to the queue for want of blocks; it has been computed again since."""
     blocks: tuple[int, ...] = ()
     newest_token: int | None = None
     newest_text: str = ""
@@ -68,8 +81,9 @@ class RowView:
 
     @property
     def standing(self) -> str:
-        """How it ended, or else its state, with its progress."""
-        return self.finish_reason or f"{self.state} {self.progress}".rstrip()
+        """How it ended, or else its state, with its progress, and while it reads that it does so again."""
+        again = " again" if self.evicted_in is not None and self.state == RequestState.PREFILL.value else ""
+        return self.finish_reason or f"{self.state} {self.progress}".rstrip() + again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,22 +105,80 @@ class PendingView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetView:
+    """How a forward uses ``max_batch_tokens``."""
+
+    iteration: int
+    """The one that launched it, or will."""
+    is_launched: bool
+    """Else it is prepared."""
+    limit: int
+    decode: int
+    """Tokens of decode rows, one each."""
+    prompt: int
+    """Tokens of prompts and chunks."""
+    num_prompts: int
+    padding: int
+    """Tokens that fill the captured size."""
+
+    @property
+    def unused(self) -> int:
+        """What is left."""
+        return self.limit - self.decode - self.prompt - self.padding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixView:
+    """What the prefix cache has spared, since the engine was made or reset."""
+
+    query_tokens: int
+    """Tokens that requests had to have in the cache when they were admitted."""
+    hit_tokens: int
+    """Of those, the ones that were there."""
+    waits: int
+    """How often a request waited a round for a prefix that another one was computing."""
+    evicted_blocks: int
+    """Cached blocks whose place was needed."""
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Hit over query tokens; None before the first admission."""
+        return self.hit_tokens / self.query_tokens if self.query_tokens else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BlocksView:
     """The KV block pool."""
 
     block_size: int
     num_blocks: int
-    holders: tuple[str | None, ...]
-    """Request id of each block; None: free."""
+    holders: tuple[tuple[str, ...], ...]
+    """Requests that hold each block; empty: nobody does."""
+    named: frozenset[int] | None
+    """Blocks whose contents are known by name; None without prefix caching."""
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
-        return self.holders.count(None)
+        """Blocks that nobody holds and that hold nothing of use."""
+        return self.holders.count(()) - self.num_cached
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds and that a later request may reuse."""
+        return sum(self.is_cached(block) for block in self.named or ())
+
+    @property
+    def num_shared(self) -> int:
+        """Blocks that several requests hold."""
+        return sum(len(holders) > 1 for holders in self.holders)
+
+    def is_cached(self, block: int) -> bool:
+        """Whether nobody holds it and a later request may reuse it."""
+        return self.named is not None and block in self.named and not self.holders[block]
 
     def held_by(self, request_id: str) -> tuple[int, ...]:
         """Blocks of one request, ascending."""
-        return tuple(block for block, holder in enumerate(self.holders) if holder == request_id)
+        return tuple(block for block, holders in enumerate(self.holders) if request_id in holders)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +212,10 @@ class Snapshot:
     """Live and free ones."""
     blocks: BlocksView
     pending: PendingView | None
+    budget: BudgetView | None
+    """Of the forward that is prepared, or else of the one launched last; None: neither is known."""
+    prefix: PrefixView | None
+    """None without prefix caching."""
     consumed: PendingView | None
     """The forward that the iteration in hand has sampled; its tokens are on their way, or known after resolve."""
     spans: tuple[Span, ...]
@@ -167,7 +243,9 @@ class Snapshot:
         return snapshot_html(self)
 
 
-def take_snapshot(engine: Engine, clock: Clock, coming: Sequence[Submission], last: Iteration | None) -> Snapshot:
+def take_snapshot(
+    engine: Engine, clock: Clock, coming: Sequence[Submission], last: Iteration | None, admissions: Admissions
+) -> Snapshot:
     """Look at everything, from the engine's thread. Changes nothing and reads nothing on the device.
 
     Args:
@@ -175,6 +253,7 @@ def take_snapshot(engine: Engine, clock: Clock, coming: Sequence[Submission], la
         clock: The session's.
         coming: Requests that have not arrived.
         last: The iteration begun last, if any.
+        admissions: Of the same engine.
     """
     current = engine.in_hand
     phases = tuple(phase.value for phase in last.order.phases) if last is not None else ()
@@ -195,11 +274,13 @@ def take_snapshot(engine: Engine, clock: Clock, coming: Sequence[Submission], la
         phase=_phase_before(phases, next_phase) if current is not None else None,
         next_phase=next_phase,
         no_overlap_because=_overlap_refusal(engine),
-        queue=(*queue_views(engine), *coming_views(coming, clock, engine.live_ids)),
-        rows=tuple(row_view(engine, row) for row in range(engine.table.num_live)),
+        queue=(*queue_views(engine, admissions), *coming_views(coming, clock, engine.live_ids)),
+        rows=tuple(row_view(engine, row, admissions) for row in range(engine.table.num_live)),
         num_rows=engine.table.max_requests,
         blocks=_blocks_view(engine),
         pending=pending_view(engine, engine.pending),
+        budget=budget_view(engine, last),
+        prefix=prefix_view(engine),
         consumed=pending_view(engine, current.consumed if current is not None else None),
         spans=spans,
         unfinished=tuple(work for work in unfinished if not any(_is_of(span, work) for span in spans)),
@@ -224,7 +305,7 @@ def headline(engine: Engine, last: Iteration | None, num_coming: int) -> str:
     return f"between iterations, {engine.controller.next_index} begun: {state}"
 
 
-def row_view(engine: Engine, row: int) -> RowView:
+def row_view(engine: Engine, row: int, admissions: Admissions) -> RowView:
     """One row of the table; IndexError if there is none of that number."""
     table = engine.table
     if not 0 <= row < table.max_requests:
@@ -241,7 +322,9 @@ def row_view(engine: Engine, row: int) -> RowView:
         output_tokens=len(request.output_ids),
         max_tokens=request.max_new_tokens,
         kv_len=int(table.kv_len[row]),
-        progress=chunk_progress(table, row),
+        num_cached_tokens=admissions.skipped(request),
+        progress=chunk_progress(table, row, admissions.skipped(request)),
+        evicted_in=admissions.evicted_in(request),
         blocks=tuple(table.block_ids[row, : table.block_count[row]].tolist()),
         newest_token=request.output_ids[-1] if request.output_ids else None,
         newest_text=_newest_text(engine, request),
@@ -250,16 +333,19 @@ def row_view(engine: Engine, row: int) -> RowView:
     )
 
 
-def chunk_progress(table: RequestTable, row: int) -> str:
-    """See :attr:`RowView.progress`."""
+def chunk_progress(table: RequestTable, row: int, skipped: int) -> str:
+    """See :attr:`RowView.progress`; the row's request skipped its first ``skipped`` tokens."""
     if not table.is_prefill[row]:
         return ""
-    return progress_text(int(table.chunk_done[row]), int(table.chunk_end[row]), int(table.prompt_len[row]))
+    return progress_text(int(table.chunk_done[row]), int(table.chunk_end[row]), int(table.prompt_len[row]), skipped)
 
 
-def progress_text(done: int, end: int, length: int) -> str:
-    """Of a prompt of ``length`` tokens whose present chunk goes from ``done`` to ``end``; empty for all at once."""
-    return "" if (done, end) == (0, length) else f"{end} of {length}"
+def progress_text(done: int, end: int, length: int, skipped: int) -> str:
+    """Of a prompt of ``length`` tokens whose present chunk goes from ``done`` to ``end``.
+
+    Empty where one chunk reads all of it, but for the ``skipped`` tokens of a cached prefix.
+    """
+    return "" if (done, end) == (skipped, length) else f"{end} of {length}"
 
 
 def _newest_text(engine: Engine, request: Request) -> str:
@@ -267,27 +353,20 @@ def _newest_text(engine: Engine, request: Request) -> str:
     return "" if tokenizer is None else tokenizer.decode(request.output_ids[-_TEXT_TOKENS:])
 
 
-def queue_views(engine: Engine, most: int | None = None) -> list[QueuedView]:
-    """Waiting requests, each with what holds it up: its own need for the head, the head for those behind it.
+def queue_views(engine: Engine, admissions: Admissions, most: int | None = None) -> list[QueuedView]:
+    """Waiting requests, each with what holds it up: its own need, or the one before it that has to wait.
 
     Args:
         engine: Whose queue it is.
+        admissions: Of the same engine.
         most: So many from the head; None: all.
     """
     views: list[QueuedView] = []
-    head: Request | None = None
-    capacity = engine.queue.capacity()
-    for request in engine.queue.waiting[:most]:
-        if request.abort_requested:
-            why = "aborted; its last output comes with the next iteration"
-        elif head is None:
-            found = consider(request, capacity, engine.queue.hit(request))
-            if isinstance(found, Refusal):
-                why, head = found.value, request
-            else:
-                why, capacity = "the next admit takes it", capacity.after(found)
-        else:
-            why = f"behind {head.request_id}"
+    for prospect in prospects(engine, most):
+        request, why = prospect.request, reason_text(engine, prospect)
+        evicted_in = admissions.evicted_in(request)
+        if evicted_in is not None:
+            why = f"{why} · evicted in iteration {evicted_in}"
         views.append(
             QueuedView(
                 request_id=request.request_id,
@@ -295,6 +374,9 @@ def queue_views(engine: Engine, most: int | None = None) -> list[QueuedView]:
                 max_tokens=request.max_new_tokens,
                 arrival=None,
                 why=why,
+                output_tokens=len(request.output_ids),
+                graph_wait_steps=request.graph_wait_steps,
+                evicted_in=evicted_in,
             )
         )
     return views
@@ -329,13 +411,54 @@ def _comes_when(submission: Submission, clock: Clock, is_name_in_use: bool) -> s
 
 
 def _blocks_view(engine: Engine) -> BlocksView:
-    holders: list[str | None] = [None] * engine.pool.num_blocks
+    holders: list[tuple[str, ...]] = [()] * engine.pool.num_blocks
     for request in engine.table.live_requests():
         if request.state is not RequestState.FINISHED and request.row is not None:
             row = request.row
             for block in engine.table.block_ids[row, : engine.table.block_count[row]].tolist():
-                holders[block] = request.request_id
-    return BlocksView(block_size=engine.config.block_size, num_blocks=engine.pool.num_blocks, holders=tuple(holders))
+                holders[block] += (request.request_id,)
+    pool, named = engine.pool, None
+    if isinstance(pool, PrefixPool):
+        named = frozenset(block for block in range(pool.num_blocks) if block in pool.index)
+    return BlocksView(
+        block_size=engine.config.block_size, num_blocks=pool.num_blocks, holders=tuple(holders), named=named
+    )
+
+
+def budget_view(engine: Engine, last: Iteration | None) -> BudgetView | None:
+    """See :attr:`Snapshot.budget`; ``last`` is the iteration begun last."""
+    current = engine.in_hand
+    if current is not None and current.plan is not None and current.launched is None:
+        return budget_of(engine, current.plan, current.index, is_launched=False)
+    launched = engine.pending if last is None or last.launched is None else last.launched
+    return None if launched is None else budget_of(engine, launched.plan, launched.iteration, is_launched=True)
+
+
+def budget_of(engine: Engine, plan: Plan, iteration: int, *, is_launched: bool) -> BudgetView:
+    """Of one forward."""
+    dims = plan.dims
+    return BudgetView(
+        iteration=iteration,
+        is_launched=is_launched,
+        limit=engine.config.max_batch_tokens,
+        decode=dims.num_decode,
+        prompt=dims.num_tokens - dims.num_decode,
+        num_prompts=dims.num_prefill,
+        padding=plan.shape.num_tokens - dims.num_tokens,
+    )
+
+
+def prefix_view(engine: Engine) -> PrefixView | None:
+    """See :attr:`Snapshot.prefix`."""
+    pool, counters = engine.pool, engine.counters
+    if not isinstance(pool, PrefixPool):
+        return None
+    return PrefixView(
+        query_tokens=counters.prefix_query_tokens,
+        hit_tokens=counters.prefix_hit_tokens,
+        waits=counters.prefix_waits,
+        evicted_blocks=pool.num_evicted,
+    )
 
 
 def pending_view(engine: Engine, pending: PendingForward | None) -> PendingView | None:

@@ -28,6 +28,7 @@ class Submitting:
         arrival: float | None = None,
         chat: bool = False,
         stream: bool = False,
+        cache_salt: str = "",
         request_id: str | None = None,
         **sampling: Any,
     ) -> Any:
@@ -39,6 +40,7 @@ class Submitting:
             arrival: When it arrives on the session's clock; None: now.
             chat: The prompt is what a user says; the model's chat template is put around it.
             stream: Make text at every token, so that it can be read while it grows.
+            cache_salt: With ``prefix_caching``: only requests of one salt share cached prefixes.
             request_id: A name that was not used in this session; None makes one.
             **sampling: Fields of :class:`~engine.request.SamplingParams`, laid over ``params``.
 
@@ -49,7 +51,14 @@ class Submitting:
             RequestError: it cannot be served; ``field`` names the fault. Of a list then none was handed in.
         """
         ids, is_many = self._desk.submit(
-            prompt, params, sampling, arrival=arrival, chat=chat, stream=stream, request_id=request_id
+            prompt,
+            params,
+            sampling,
+            arrival=arrival,
+            chat=chat,
+            stream=stream,
+            cache_salt=cache_salt,
+            request_id=request_id,
         )
         self.events.tell("submitted", ", ".join(ids))
         return ids if is_many else ids[0]

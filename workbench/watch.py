@@ -39,6 +39,8 @@ class BorderWatch:
         self._inner = inner
         self.changes: Watcher | None = None
         """Records what phases read and wrote, while somebody wants that."""
+        self.behind_admit: Callable[[Iteration], None] | None = None
+        """Told of each iteration behind its admit."""
         self._is_inline = is_inline
         self._device_was_read = False
         self._was_left = False
@@ -59,6 +61,8 @@ class BorderWatch:
             self.behind = border.phase
             if border.phase is Phase.RESOLVE:
                 self._note_tokens(border.iteration)
+            elif border.phase is Phase.ADMIT and self.behind_admit is not None:
+                self.behind_admit(border.iteration)
         if self.changes is not None:
             self.changes(border)
         if self._inner is not None:  # last: the debug mode's checks poison what is void from here on

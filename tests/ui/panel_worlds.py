@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Any
+
+import numpy as np
 
 from engine.phases import Reason
 from tracing.records import PHASE_COLOURS
@@ -68,7 +71,12 @@ def strip_view(**changes: Any) -> StripView:
         "next_phase": "forward",
         "next_order": None,
         "forwards": [
-            {"role": "sampled", "iteration": 1_203, "text": "5 decode rows, 5 tokens, bucket of 8"},
+            {
+                "role": "sampled",
+                "iteration": 1_203,
+                "text": "5 decode rows, 5 tokens, bucket of 8",
+                "budget": {"limit": 64, "decode": 5, "prompt": 0, "padding": 3},
+            },
         ],
     }
     return {**view, **changes}  # type: ignore[typeddict-item]
@@ -85,6 +93,7 @@ def request_row(number: int, state: str = "decode", **changes: Any) -> RequestRo
         "row": number if runs else None,
         "hue": number % 12,
         "prompt_tokens": 12 + 31 * number % 200,
+        "cached_tokens": 16 * (number % 3) if runs else 0,
         "output_tokens": output,
         "max_tokens": 96,
         "kv_len": 0 if not runs else 12 + 31 * number % 200 + output,
@@ -116,31 +125,48 @@ def requests_view(count: int = 14, **changes: Any) -> RequestsView:
     return {**view, **changes}  # type: ignore[typeddict-item]
 
 
-def blocks_view(num_blocks: int = 512) -> BlocksPane:
-    hues, fill, holders = [-1] * num_blocks, [0.0] * num_blocks, []
+def packed(values: Any, kind: str = "u1") -> str:
+    return b64encode(np.asarray(values, dtype=kind).tobytes()).decode("ascii")
+
+
+def blocks_view(num_blocks: int = 512, *, has_prefixes: bool = True) -> BlocksPane:
+    """Nine holders, each with blocks in a row; with prefixes the last two share their first ones with the first."""
+    kinds, refs = np.full(num_blocks, 255), np.zeros(num_blocks, dtype=np.int64)
+    partly, holders = [], []
     at = 0
     for number in range(9):
         count = max(1, (num_blocks // 14) * (1 + number % 3) // 2)
         blocks = list(range(at, min(at + count, num_blocks)))
-        for block in blocks:
-            hues[block], fill[block] = number, 1.0
-        fill[blocks[-1]] = 0.4375
+        at += count + number % 2 * 5
+        shared = list(range(3)) if has_prefixes and number > 6 else []
+        kinds[blocks] = number
+        refs[shared + blocks] += 1
+        partly += [blocks[-1], 7]
         holders.append(
             {
                 "request_id": f"story-{number}",
                 "hue": number,
-                "blocks": blocks,
-                "tokens": 16 * len(blocks) - 9,
+                "blocks": packed(shared + blocks, "<u4"),
+                "tokens": 16 * len(shared + blocks) - 9,
             }
         )
-        at += count + number % 2 * 5
+    if has_prefixes:
+        kinds[-num_blocks // 6 : -num_blocks // 12] = 254
+    named = np.isin(kinds, (0, 254))
     return {
         "block_size": 16,
         "num_blocks": num_blocks,
-        "num_free": hues.count(-1),
-        "hues": hues,
-        "fill": fill,
+        "num_free": int((kinds == 255).sum()),
+        "num_shared": int((refs > 1).sum()),
+        "num_cached": int((kinds == 254).sum()) if has_prefixes else None,
+        "kinds": packed(kinds),
+        "refs": packed(refs) if has_prefixes else "",
+        "named": packed(np.packbits(named, bitorder="little")) if has_prefixes else "",
+        "partly": partly,
         "holders": holders,  # type: ignore[typeddict-item]
+        "facts": [["prefix hits", "38 % (12,416 of 32,700 tokens)"], ["cached blocks evicted", "214"]]
+        if has_prefixes
+        else [],
     }
 
 
@@ -158,6 +184,7 @@ def graphs_view(**changes: Any) -> GraphsPane:
                 "hits": count,
                 "padding_tokens": count * (size // 5),
                 "is_pending": size == 8,
+                "awaited_by": "story-12" if size == 32 else "",
             }
             for size, count in zip(sizes, hits, strict=True)
         ],
@@ -282,6 +309,8 @@ def log_view(count: int = 24, **changes: Any) -> LogPane:
         "mode": "async from the next iteration border on",
         "submitted": "story-9, story-10, story-11",
         "aborted": "story-13",
+        "paused": "story-4, story-5: no block for the next token, 0 blocks free",
+        "evicted": "story-5: back to the queue, to be computed again; 9 blocks free",
         "failed": "RuntimeError in forward: injected",
         "recovered": "every row is computed again from its tokens",
     }

@@ -423,6 +423,19 @@ class TestBar:
 
         assert page.page.inner_text(".wb-strip-foot").startswith("Next, from prepare on: Iteration 1,204 takes overlap")
 
+    def test_strip_tells_how_a_forward_uses_its_token_budget(self, page: PanelPage) -> None:
+        budget = {"limit": 128, "decode": 16, "prompt": 48, "padding": 0}
+        text = "1 prefill and 16 decode rows, 64 tokens"
+        page.set("strip", strip_view(forwards=[{"role": "prepared", "iteration": 7, "text": text, "budget": budget}]))
+        cell = page.page.locator(".wb-forwards li")
+
+        said = " ".join(cell.inner_text().split("·")[0].split())
+        assert said == "prepared: forward 7 16 decode + 48 prompt of 128 tokens"
+        assert "16 decode + 48 prompt of max_batch_tokens=128" in cell.get_attribute("title")
+        whole = cell.locator(".wb-budget").bounding_box()["width"]
+        shares = [part.bounding_box()["width"] / whole for part in cell.locator(".wb-budget i").all()]
+        assert shares == pytest.approx([1 / 8, 3 / 8, 0], abs=0.02)
+
     def test_strip_says_once_that_nothing_can_come(self, page: PanelPage) -> None:
         words = "No request is live: submit one."
         page.set("strip", strip_view(is_in_hand=False, next_order=words, next_phase=None, why=words))

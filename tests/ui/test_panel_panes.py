@@ -43,8 +43,8 @@ class TestRequests:
     def test_tells_of_each_what_it_holds_and_how_long_it_took(self, page: PanelPage) -> None:
         cells = page.page.locator(".wb-pane-requests tbody tr").nth(1).locator("td").all_inner_texts()
 
-        assert [cell.strip() for cell in cells[1:7]] == ["decode", "1", "43", "10/96", "53", "10–13, 17"]
-        assert cells[8:11] == ["3.70", "48.3", "8.52"]
+        assert [cell.strip() for cell in cells[1:8]] == ["decode", "1", "43", "16", "10/96", "53", "10–13, 17"]
+        assert cells[9:12] == ["3.70", "48.3", "8.52"]
         assert "story-1" in cells[0]
 
     def test_marks_the_newest_token(self, page: PanelPage) -> None:
@@ -107,7 +107,7 @@ class TestRequests:
         for place in ("#panes", "#second"):
             shown = page.page.locator(f"{place} .wb-pane-requests")
             assert shown.locator("tbody .wb-id").all_inner_texts() == news["order"]
-            assert shown.locator("tbody tr").nth(1).locator("td").nth(5).inner_text() == "777"
+            assert shown.locator("tbody tr").nth(1).locator("td").nth(6).inner_text() == "777"
             assert "2 more requests" in shown.inner_text()
         page.set("requests_news", {**news, "since": 2})
 
@@ -137,6 +137,25 @@ class TestRequests:
 
         assert page.page.locator(".wb-pane-requests th").first.bounding_box()["y"] == pytest.approx(area["y"], abs=1)
 
+    def test_has_a_column_for_skipped_tokens_only_where_prefixes_are_cached(self, page: PanelPage) -> None:
+        head = page.page.locator(".wb-pane-requests th").filter(has_text="skipped")
+        cell = page.page.locator(".wb-pane-requests tbody tr").nth(1).locator("td").nth(4)
+        assert head.is_visible()
+        assert cell.inner_text() == "16"
+        rows = [{**row, "cached_tokens": None} for row in requests_view()["rows"]]
+        page.set("requests", requests_view(rows=rows))
+
+        assert not head.is_visible()
+        assert not cell.is_visible()
+
+    def test_gives_the_reason_for_waiting_more_room_than_the_tokens(self, page: PanelPage) -> None:
+        why = "not enough blocks: needs 18, 4 free · evicted in iteration 37"
+        row = request_row(3, "waiting", tokens=request_row(11)["tokens"], output_tokens=60, why=why)
+        page.set("requests", requests_view(rows=[row]))
+        told, tokens = (page.page.locator(f".wb-pane-requests {part}").first for part in (".wb-why-cell", ".wb-tokens"))
+
+        assert told.bounding_box()["width"] > 3 * tokens.bounding_box()["width"]
+
 
 class TestBlocks:
     def told(self, page: PanelPage) -> str:
@@ -161,7 +180,10 @@ class TestBlocks:
         page.open_tab("KV blocks")
         box = page.page.locator(".wb-map canvas").bounding_box()
         page.page.mouse.move(box["x"] + 5, box["y"] + 5)
-        assert self.told(page) == "block 0 · story-0, its 1 of 18 · 16 of 16 tokens cached (100 %)"
+        assert self.told(page) == (
+            "block 0 · held by 3: story-0, its 1 of 18 and story-7, its 1 of 39 and story-8, its 1 of 57 · "
+            "16 of 16 tokens cached (100 %) · named"
+        )
         page.page.mouse.move(box["x"] + box["width"] - 5, box["y"] + box["height"] - 30)
 
         assert self.told(page).endswith("· free")
@@ -171,11 +193,13 @@ class TestBlocks:
         page.page.focus(".wb-map canvas")
         page.press("ArrowRight", *17 * ["ArrowRight"])
 
-        assert self.told(page) == "block 17 · story-0, its 18 of 18 · 7 of 16 tokens cached (44 %)"
+        assert self.told(page) == "block 17 · story-0, its 18 of 18 · 7 of 16 tokens cached (44 %) · named"
+        page.press("ArrowRight")
+        assert self.told(page) == "block 18 · story-1, its 1 of 36 · 16 of 16 tokens cached (100 %)"
 
     def test_paints_holders_in_their_hue_and_free_blocks_in_none(self, page: PanelPage) -> None:
         page.open_tab("KV blocks")
-        first, second, other, free = self.colours(page, 0, 1, 20, 511)
+        first, second, other, free = self.colours(page, 3, 4, 20, 511)
 
         assert first == second == [0x00, 0x98, 0xF1, 255]
         assert other == [0xE8, 0x6A, 0x29, 255]
@@ -184,10 +208,60 @@ class TestBlocks:
     def test_lights_a_holders_blocks(self, page: PanelPage) -> None:
         page.open_tab("KV blocks")
         page.page.get_by_role("button", name="story-1").click()
-        first, other = self.colours(page, 0, 20)
+        first, other = self.colours(page, 3, 20)
 
         assert first[3] < 128
         assert other[3] == 255
+
+    def test_has_a_legend_with_counts_and_facts_of_the_prefix_cache(self, page: PanelPage) -> None:
+        page.open_tab("KV blocks")
+        view = blocks_view()
+        free, shared, cached = view["num_free"], view["num_shared"], view["num_cached"]
+        keys = page.page.locator(".wb-keys li")
+
+        assert [text.split() for text in keys.all_inner_texts()] == [
+            ["A", str(512 - free - shared - (cached or 0)), "held", "by", "one"],
+            ["2", str(shared), "shared"],
+            [str(cached), "cached"],
+            [str(free), "free"],
+        ]
+        assert "prefix hits38 % (12,416 of 32,700 tokens)" in page.page.inner_text(".wb-blocks-head").replace("\n", "")
+
+    def test_tells_nothing_of_prefixes_where_none_are_cached(self, page: PanelPage) -> None:
+        page.open_tab("KV blocks")
+        page.set("blocks", blocks_view(has_prefixes=False))
+        words = page.page.inner_text(".wb-pane-blocks")
+
+        assert not [word for word in ("shared", "cached blocks", "prefix", "named") if word in words]
+        assert page.page.locator(".wb-keys li").count() == 2
+        assert not page.page.locator(".wb-blocks-head .wb-facts-row").is_visible()
+
+    def test_tells_shared_cached_and_free_blocks_apart_by_more_than_hue(self, page: PanelPage) -> None:
+        """A shared block has a frame in the colour of the page's text, a cached one stripes, a free one nothing."""
+        page.open_tab("KV blocks")
+        view = blocks_view()
+        cached = 512 - 512 // 6
+        shapes = page.page.evaluate(
+            """(blocks) => {
+              const { map } = document.querySelector(".wb-panel-panes").panelPanes.panes.get("blocks").pane;
+              const pen = map.canvas.getContext("2d"), scale = window.devicePixelRatio;
+              return blocks.map((block) => {
+                const [x, y] = map.place(block), side = (map.size - 7) * scale;
+                const rim = [...pen.getImageData((x + 1) * scale, (y + 1) * scale, 1, 1).data];
+                const inner = pen.getImageData((x + 3) * scale, (y + 3) * scale, side, side).data;
+                const shades = new Set();
+                for (let at = 3; at < inner.length; at += 4) shades.add(inner[at]);
+                return [rim, shades.size];
+              });
+            }""",
+            [0, 3, cached, 511],
+        )
+        assert view["num_cached"]
+        (shared_rim, _), (own_rim, _), (_, striped), (_, empty) = shapes
+
+        assert shared_rim[:3] != own_rim[:3]
+        assert striped > 2
+        assert empty == 1
 
     def test_draws_a_large_pool_at_once(self, page: PanelPage) -> None:
         page.open_tab("KV blocks")
@@ -198,7 +272,7 @@ class TestBlocks:
         assert box["height"] <= area["height"]
         assert "16,384 blocks" in page.page.inner_text(".wb-summary:visible")
         page.page.mouse.move(box["x"] + 2, box["y"] + 2)
-        assert self.told(page).startswith("block 0 · story-0")
+        assert self.told(page).startswith("block 0 · held by 3: story-0")
 
 
 class TestGraphs:
@@ -207,8 +281,14 @@ class TestGraphs:
         row = page.page.locator(".wb-graphs tbody tr").nth(3)
         assert row.locator("td").all_inner_texts()[5:] == ["512", "512", "1"]
         assert row.locator(".wb-pending").is_visible()
-        assert "1,146 of 1,196 (96 %)" in page.page.inner_text(".wb-facts-row")
+        assert "1,146 of 1,196 (96 %)" in page.page.inner_text(".wb-pane-graphs .wb-facts-row")
         assert "holds prefill rows" in page.page.inner_text(".wb-misses")
+        assert "graph waits3 iterations" in page.page.inner_text(".wb-pane-graphs .wb-facts-row").replace("\n", "")
+        waiting = page.page.locator(".wb-awaited:visible")
+        assert waiting.all_inner_texts() == ["story-12 waits"]
+        assert "story-12 for 32 tokens" in page.page.inner_text(".wb-pane-graphs .wb-facts-row")
+        page.set("graphs", graphs_view(deferrals=None))
+        assert "graph waits" not in page.page.inner_text(".wb-pane-graphs .wb-facts-row")
         page.set("graphs", graphs_view(graphs=[], hits=0, misses={}))
 
         assert "No sizes are captured" in page.page.inner_text(".wb-pane-graphs")

@@ -39,7 +39,7 @@ IN_HAND = "session.engine.in_hand is not None"
 SHOWN = "[[row['request_id'], str(row['kv_len'])] for row in panel.panes.shown('requests')['rows']]"
 IS_SHOWN = """
 (told) => JSON.stringify(told) === JSON.stringify([...document.querySelectorAll(".wb-pane-requests tbody tr")]
-  .map((line) => [line.querySelector(".wb-id").textContent, line.cells[5].textContent]))
+  .map((line) => [line.querySelector(".wb-id").textContent, line.cells[6].textContent]))
 """
 BEGUN = "session.engine.controller.next_index"
 

@@ -67,6 +67,17 @@ class TestReadme:
         assert reasons[Reason.POLICY.name.lower()] > 0
         assert engine.counters.orders[Order.OVERLAP.label] > 0
 
+    def test_your_admission_policy_is_compared_and_drawn(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        code = block_with("ShortestPromptFirst")
+        monkeypatch.setattr(loading, "DEFAULT_MODEL", "oracle")
+        monkeypatch.chdir(tmp_path)
+        names: dict[str, Any] = {}
+        exec(compile(code.replace("max_requests=8", "max_requests=8, repeats=1"), "README.md", "exec"), names)
+
+        assert names["found"].ids_equal
+        assert names["found"].runs[1].config["admission_policy"] == "ShortestPromptFirst"
+        assert (tmp_path / "by-prompt.svg").read_text().startswith("<?xml")
+
     def test_comparing_three_legs_prints_a_table_and_a_prediction(
         self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

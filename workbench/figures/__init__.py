@@ -45,8 +45,8 @@ def make_figure(name: str, sources: Sources, *, template: str = "light", **optio
         name: Which.
         sources: A session, a trace, a finished run, several of them, or a mapping that names them.
         template: ``light`` or ``dark``.
-        **options: Of the figure: ``window`` of ``throughput``; ``by`` of ``hidden``; ``by`` and ``window`` of
-            ``bubbles``.
+        **options: Of the figure: ``by`` of ``latency`` and ``hidden``; ``window`` of ``throughput``; ``by`` and
+            ``window`` of ``bubbles``.
 
     Raises:
         FigureError: the name, an option or a source is unknown.

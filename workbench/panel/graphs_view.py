@@ -6,15 +6,17 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 from engine.batch import BatchDimensions
+from engine.graph_gate import is_gated
 from tracing.records import IterationRecord
 from workbench.panel.messages import GraphCell, GraphsPane
+from workbench.prospects import awaited_graph, prospects
 
 if TYPE_CHECKING:
     from workbench.session import Session
 
 Dims = tuple[int, int, int]
-_DEFERRALS = 0
-"""Admission takes a request whatever graphs there are (``graph_all_prefills`` is refused), so none waits for one."""
+_LOOKED_AT = 64
+"""Waiting requests looked through for the one that is next: those before it were aborted, or fit."""
 
 
 class GraphTally:
@@ -35,18 +37,31 @@ class GraphTally:
         self._count_new()
         engine = self._session.engine
         pending = None if engine.pending is None else engine.pending.plan.graph
+        gated = is_gated(engine.config, self._sizes)
+        awaited, by = self._awaited() if gated else (None, "")
         padding = self._padding.total()
         computed = padding + self._real_tokens
         return GraphsPane(
             label=engine.device.graph_label,
-            graphs=[self._cell(size, is_pending=size == pending) for size in self._sizes],
+            graphs=[
+                self._cell(size, is_pending=size == pending, awaited_by=by if size == awaited else "")
+                for size in self._sizes
+            ],
             hits=self._hits.total(),
             misses={reason: count for reason, count in self._misses.most_common() if count and self._sizes},
-            deferrals=_DEFERRALS,
+            deferrals=engine.counters.graph_wait_steps if gated else None,
             padding_share=padding / computed if computed and self._sizes else None,
             memory=_memory_text(engine.graph_memory_bytes, engine.device.kind) if self._sizes else "",
             hint=self._hint(),
         )
+
+    def _awaited(self) -> tuple[BatchDimensions | None, str]:
+        """What the request waits for that is next, and its name."""
+        for prospect in prospects(self._session.engine, _LOOKED_AT):
+            graph = awaited_graph(prospect)
+            if graph is not None:
+                return graph, prospect.request.request_id
+        return None, ""
 
     def _count_new(self) -> None:
         """Records come at the end and are lost at the beginning; once they were cleared, none that is known is left."""
@@ -68,7 +83,7 @@ class GraphTally:
         self._hits[use.dims] += sign
         self._padding[use.dims] += sign * use.padding_tokens
 
-    def _cell(self, size: BatchDimensions, *, is_pending: bool) -> GraphCell:
+    def _cell(self, size: BatchDimensions, *, is_pending: bool, awaited_by: str) -> GraphCell:
         dims = size.num_tokens, size.num_prefill, size.num_decode
         return GraphCell(
             name=graph_name(size),
@@ -78,6 +93,7 @@ class GraphTally:
             hits=self._hits[dims],
             padding_tokens=self._padding[dims],
             is_pending=is_pending,
+            awaited_by=awaited_by,
         )
 
     def _hint(self) -> str:

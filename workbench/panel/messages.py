@@ -75,16 +75,28 @@ class StripView(TypedDict):
     next_order: str | None
     """Between iterations: what would come next, with its reason."""
     forwards: list[ForwardCell]
-    """The sampled forward, if an iteration has one in hand, and the pending one."""
+    """The sampled forward and the one that is prepared, if an iteration has them in hand, and the pending one."""
 
 
 class ForwardCell(TypedDict):
-    """A launched forward."""
+    """A forward."""
 
-    role: Literal["sampled", "pending"]
+    role: Literal["sampled", "pending", "prepared", "last"]
+    """``prepared``: not launched yet. ``last``: the one launched last, where there is no other."""
     iteration: int
     text: str
     """Rows, tokens, and the graph it ran as."""
+    budget: BudgetCell
+
+
+class BudgetCell(TypedDict):
+    """How a forward uses ``max_batch_tokens``, in tokens."""
+
+    limit: int
+    decode: int
+    prompt: int
+    """Of prompts and chunks."""
+    padding: int
 
 
 # -- panes -------------------------------------------------------------------------------------------------------------
@@ -109,6 +121,8 @@ class RequestRow(TypedDict):
     hue: int
     """0 to 11, the same in the block map and the table for the same request."""
     prompt_tokens: int
+    cached_tokens: int | None
+    """Of what it had to have in the cache when it was admitted last, the tokens it skipped; None: no prefix caching."""
     output_tokens: int
     max_tokens: int
     kv_len: int
@@ -119,7 +133,8 @@ class RequestRow(TypedDict):
     num_new: int
     """How many of ``tokens`` came with the iteration that resolved last."""
     why: str
-    """Why it waits, how far its prompt is read in chunks, or how it ended; empty while it runs otherwise."""
+    """Why it waits or is paused, how far its prompt is read in chunks, that it is computed again after an eviction, or
+    how it ended; empty while it runs otherwise."""
     queue_ms: float | None
     ttft_ms: float | None
     tpot_ms: float | None
@@ -161,16 +176,27 @@ class RequestsNews(TypedDict):
 
 
 class BlocksPane(TypedDict):
-    """The KV block pool, block by block."""
+    """The KV block pool, block by block. What there is a number of for each block is packed: base64 of bytes."""
 
     block_size: int
     num_blocks: int
     num_free: int
-    hues: list[int]
-    """One a block: -1 free, else the holder's hue."""
-    fill: list[float]
-    """One a block: the share of its positions whose keys and values are cached; 0 for free ones."""
+    """Blocks that nobody holds and that hold nothing of use."""
+    num_shared: int
+    """Blocks that several requests hold."""
+    num_cached: int | None
+    """Blocks that nobody holds and that a later request may reuse; None: no prefix caching, and none are shared."""
+    kinds: str
+    """A byte a block: 0 to 11 the hue of its holder, of several the first one's; 254 cached, 255 free."""
+    refs: str
+    """A byte a block: how many hold it, 255 for that or more. Empty: none is shared."""
+    named: str
+    """A bit a block, the lowest first: whether its contents are known by name. Empty: no prefix caching."""
+    partly: list[int]
+    """Of each held block that is not full, the block and its cached tokens, one behind the other."""
     holders: list[HolderCell]
+    facts: list[list[str]]
+    """Name and value of what prefix caching and pausing have done so far; empty where neither is on."""
 
 
 class HolderCell(TypedDict):
@@ -178,7 +204,8 @@ class HolderCell(TypedDict):
 
     request_id: str
     hue: int
-    blocks: list[int]
+    blocks: str
+    """Its blocks in order, four bytes each, the lowest first, packed likewise."""
     tokens: int
     """Cached."""
 
@@ -195,6 +222,8 @@ class GraphCell(TypedDict):
     """All hits together."""
     is_pending: bool
     """Whether the pending forward replays it."""
+    awaited_by: str
+    """The waiting request that is next and would run in it if it were alone; empty: none."""
 
 
 class GraphsPane(TypedDict):
@@ -206,8 +235,9 @@ class GraphsPane(TypedDict):
     hits: int
     misses: dict[str, int]
     """By reason."""
-    deferrals: int
-    """Requests that waited a step for a graph."""
+    deferrals: int | None
+    """Iterations in which the request that was next waited for a graph, since the engine was made or reset; None: none
+    ever waits, as ``graph_all_prefills`` is off."""
     padding_share: float | None
     """``padding share`` of docs/metrics.md: padding tokens / (padding tokens + tokens of launched batches)."""
     memory: str

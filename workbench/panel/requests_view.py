@@ -6,9 +6,10 @@ from bisect import insort
 from collections.abc import Hashable
 from typing import TYPE_CHECKING
 
+from engine.engine import Engine
 from engine.request import Request, RequestState
-from engine.table import RequestTable
 from tracing.void_words import void_words
+from workbench.admissions import Admissions
 from workbench.arrivals import Submission
 from workbench.book import RequestBook
 from workbench.panel.hues import hue_of
@@ -54,8 +55,10 @@ class RequestRows:
         num_open = len(running) + engine.queue.num_waiting + len(desk.arrivals)
         ended = self._ended.newest(max(0, limit - num_open))
         self._num_tokens = max(_LEAST_TOKENS, min(MOST_TOKENS, _ALL_TOKENS // max(1, num_open + len(ended))))
-        rows = [self._known_row(request, _running_text(engine.table, request)) for request in running[:limit]]
-        queued = queue_views(engine, limit - len(rows))
+        rows = [
+            self._known_row(request, _running_text(engine, desk.admissions, request)) for request in running[:limit]
+        ]
+        queued = queue_views(engine, desk.admissions, limit - len(rows))
         rows += [
             self._waiting_row(request, one.why)
             for request, one in zip(engine.queue.waiting[: len(queued)], queued, strict=True)
@@ -122,6 +125,7 @@ class RequestRows:
             row=None,
             hue=hue_of(self._session, submission.request_id),
             prompt_tokens=len(submission.prompt_ids),
+            cached_tokens=self._cached_tokens(None),
             output_tokens=0,
             max_tokens=submission.params.max_tokens,
             kv_len=0,
@@ -150,6 +154,7 @@ class RequestRows:
             row=row if has_row else None,
             hue=hue_of(self._session, request.request_id),
             prompt_tokens=len(request.prompt_ids),
+            cached_tokens=self._cached_tokens(request),
             output_tokens=len(output_ids),
             max_tokens=request.max_new_tokens,
             kv_len=int(table.kv_len[row]) if has_row else 0,
@@ -165,6 +170,11 @@ class RequestRows:
             why_void=void_words(reasons),
             can_abort=not engine.is_closed and request.finish_reason is None and not request.abort_requested,
         )
+
+    def _cached_tokens(self, request: Request | None) -> int | None:
+        if self._session.engine.prefix_cache is None:
+            return None
+        return 0 if request is None else self._session._desk.admissions.skipped(request)
 
     def _num_new(self, request: Request) -> int:
         """A stop string may have taken the newest token back."""
@@ -243,12 +253,18 @@ def _ms(begin_ns: int | None, end_ns: int | None, *, over: int = 1) -> float | N
     return round((end_ns - begin_ns) / over / 1e6, 4)
 
 
-def _running_text(table: RequestTable, request: Request) -> str:
-    """Of a request with a row: that it is to end, or how far its prompt is read."""
+def _running_text(engine: Engine, admissions: Admissions, request: Request) -> str:
+    """Of a request with a row: that it is to end, that it is paused, or how far its prompt is read."""
     if request.abort_requested:
         return "aborted; the next admit or resolve ends it"
-    progress = chunk_progress(table, request.row) if request.row is not None else ""
-    return progress and f"prefill {progress}"
+    if request.state is RequestState.PAUSED:
+        return f"its next token needs a block, {engine.pool.num_free} free"
+    if request.state is not RequestState.PREFILL or request.row is None:
+        return ""
+    evicted_in = admissions.evicted_in(request)
+    again = [] if evicted_in is None else [f"computed again, evicted in iteration {evicted_in}"]
+    progress = chunk_progress(engine.table, request.row, admissions.skipped(request))
+    return " · ".join([f"prefill {progress}"] * bool(progress) + again)
 
 
 def end_text(request: Request) -> str:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Literal
 from engine.controller import Iteration
 from engine.engine import Engine
 from engine.phases import Order, Phase
+from engine.plan import Plan
 from engine.results import PendingForward
 from tracing.records import PHASE_COLOURS
 from workbench.explain_order import explain_in_hand
 from workbench.panel.coming import Coming, coming_iteration
-from workbench.panel.messages import ForwardCell, PhaseCell, StripView
+from workbench.panel.messages import BudgetCell, ForwardCell, PhaseCell, StripView
 from workbench.report_data import ORDER_COLOURS
-from workbench.snapshot import failure_text, pending_view
+from workbench.snapshot import BudgetView, budget_of, failure_text, pending_view
 
 if TYPE_CHECKING:
     from workbench.session import Session
@@ -82,7 +83,7 @@ def strip_view(session: Session) -> StripView:
         phases=[] if last is None else _cells(engine, last, session._watch.behind),
         next_phase=None if next_phase is None else next_phase.value,
         next_order=None if coming is None else coming.text,
-        forwards=_forwards(engine),
+        forwards=_forwards(engine, last),
     )
 
 
@@ -127,22 +128,42 @@ def phase_title(order: Order, phase: Phase) -> str:
     return _IN_EVERY_ORDER[phase] if more is None else f"{_IN_EVERY_ORDER[phase]} {more}"
 
 
-def _forwards(engine: Engine) -> list[ForwardCell]:
-    current = engine.in_hand
-    sampled = None if current is None else _forward(engine, "sampled", current.consumed)
-    pending = _forward(engine, "pending", engine.pending)
-    return [cell for cell in (sampled, pending) if cell is not None]
+def _forwards(engine: Engine, last: Iteration | None) -> list[ForwardCell]:
+    """Those in hand and the pending one; where there are none, the one launched last."""
+    current, cells = engine.in_hand, []
+    if current is not None and current.consumed is not None:
+        cells.append(_launched(engine, "sampled", current.consumed))
+    if current is not None and current.plan is not None and current.launched is None:
+        cells.append(_prepared(engine, current.plan, current.index))
+    if engine.pending is not None:
+        cells.append(_launched(engine, "pending", engine.pending))
+    if not cells and last is not None and last.launched is not None:
+        cells.append(_launched(engine, "last", last.launched))
+    return cells
 
 
-def _forward(engine: Engine, role: Literal["sampled", "pending"], forward: PendingForward | None) -> ForwardCell | None:
+def _launched(engine: Engine, role: Literal["sampled", "pending", "last"], forward: PendingForward) -> ForwardCell:
     view = pending_view(engine, forward)
-    if view is None:
-        return None
-    kinds = [f"{count} {kind}" for count, kind in ((view.num_prefill, "prefill"), (view.num_decode, "decode")) if count]
-    rows = "row" if view.num_prefill + view.num_decode == 1 else "rows"
-    padding = f" and {view.padding_tokens} of padding" if view.padding_tokens else ""
-    dropped = view.table_rows.count(-1)
+    assert view is not None
+    dropped = view.table_rows.count(-1) if role != "last" else 0  # of the last one all rows may be gone
     wasted = f", {dropped} for nothing" if dropped else ""
-    tokens = "token" if view.num_tokens == 1 else "tokens"
-    text = f"{' and '.join(kinds)} {rows}, {view.num_tokens} {tokens}{padding}{wasted}, {view.ran_as}"
-    return ForwardCell(role=role, iteration=view.iteration, text=text)
+    budget = budget_of(engine, forward.plan, forward.iteration, is_launched=True)
+    text = f"{_rows_text(budget)}{wasted}, {view.ran_as}"
+    return ForwardCell(role=role, iteration=forward.iteration, text=text, budget=_budget_cell(budget))
+
+
+def _prepared(engine: Engine, plan: Plan, iteration: int) -> ForwardCell:
+    budget = budget_of(engine, plan, iteration, is_launched=False)
+    return ForwardCell(role="prepared", iteration=iteration, text=_rows_text(budget), budget=_budget_cell(budget))
+
+
+def _rows_text(budget: BudgetView) -> str:
+    kinds = [f"{count} {kind}" for count, kind in ((budget.num_prompts, "prefill"), (budget.decode, "decode")) if count]
+    num_tokens = budget.decode + budget.prompt
+    rows = "row" if budget.num_prompts + budget.decode == 1 else "rows"
+    padding = f" and {budget.padding} of padding" if budget.padding else ""
+    return f"{' and '.join(kinds)} {rows}, {num_tokens} {'token' if num_tokens == 1 else 'tokens'}{padding}"
+
+
+def _budget_cell(budget: BudgetView) -> BudgetCell:
+    return BudgetCell(limit=budget.limit, decode=budget.decode, prompt=budget.prompt, padding=budget.padding)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from workbench.panel.bar_view import bar_view
-from workbench.panel.blocks_view import blocks_view
+from workbench.panel.blocks_view import BlockMap
 from workbench.panel.changes_view import PhaseCards
 from workbench.panel.commands import Commands
 from workbench.panel.graphs_view import GraphTally
@@ -31,7 +31,7 @@ class Views:
         cards, facts = PhaseCards(session), PastFacts(session)
         self._panes: dict[str, Callable[[], Mapping[str, Any]]] = {
             "requests": RequestRows(session).view,
-            "blocks": lambda: blocks_view(session),
+            "blocks": BlockMap(session).view,
             "graphs": GraphTally(session).view,
             "changes": lambda: cards.view(commands.chosen, commands.device_value),
             "history": lambda: facts.view(commands.chosen),

@@ -1,15 +1,18 @@
-// All blocks of the pool on a canvas: a square each, in its holder's hue as far up as it is filled.
+// All blocks of the pool on a canvas: a square each, in its holder's hue as far up as it is filled. One with several
+// holders is framed and numbered with how many they are; a cached one that nobody holds is hatched.
 import { hueLetter } from "./panel_hues.js";
 
-const LARGEST = 24, SMALLEST = 4, LETTERED = 14;  // px
+export const CACHED = 254, FREE = 255;  // kinds that are no hue, as in workbench/panel/blocks_view.py
+const LARGEST = 24, SMALLEST = 4, LETTERED = 14, FRAMED = 8;  // px
 
 export class BlockMap {
   constructor(canvas, look) {
-    Object.assign(this, { canvas, look, numBlocks: 0, hues: [], fill: [], lit: null, chosen: -1, frame: 0 });
+    Object.assign(this, { canvas, look, numBlocks: 0, kinds: [], refs: null, fill: [], lit: null, chosen: -1, frame: 0 });
   }
 
-  show(hues, fill) {
-    Object.assign(this, { hues, fill, numBlocks: hues.length });
+  // A kind, how many hold it (null: none has several) and the share that is filled, of each block.
+  show(kinds, refs, fill) {
+    Object.assign(this, { kinds, refs, fill, numBlocks: kinds.length });
     this.redraw();
   }
 
@@ -51,8 +54,9 @@ export class BlockMap {
   place(block) { return [(block % this.columns) * this.size, Math.floor(block / this.columns) * this.size]; }
 
   paintBlock(pen, block) {
-    const [x, y] = this.place(block), side = this.size - 1, hue = this.hues[block];
-    if (hue < 0) { this.paintFree(pen, x, y, side); return; }
+    const [x, y] = this.place(block), side = this.size - 1, hue = this.kinds[block];
+    if (hue >= CACHED) { this.paintUnheld(pen, x, y, side, hue === CACHED); return; }
+    const numHolders = this.refs ? this.refs[block] : 1;
     const tall = Math.max(1, Math.round(side * Math.min(1, this.fill[block]))), [fill, ink] = this.colours[hue];
     pen.globalAlpha = this.lit && !this.lit.has(block) ? 0.2 : 1;
     pen.fillStyle = fill;
@@ -60,14 +64,32 @@ export class BlockMap {
     pen.fillRect(x, y, side, side - tall);
     pen.globalAlpha /= 0.3;
     pen.fillRect(x, y + side - tall, side, tall);
-    if (side >= LETTERED) this.paintLetter(pen, x, y, side, hueLetter(hue), tall === side ? ink : null);
+    if (numHolders > 1) this.paintShared(pen, x, y, side);
+    if (side >= LETTERED) this.paintLetter(pen, x, y, side, numHolders > 1 ? holdersText(numHolders) : hueLetter(hue), tall === side ? ink : null);
     pen.globalAlpha = 1;
   }
 
-  paintFree(pen, x, y, side) {
+  // Too small for a frame, it is painted over.
+  paintShared(pen, x, y, side) {
+    pen.strokeStyle = pen.fillStyle = this.look.text;
+    if (side < FRAMED) { pen.fillRect(x, y, side, side); return; }
+    pen.lineWidth = 2;
+    pen.strokeRect(x + 1, y + 1, side - 2, side - 2);
+    pen.lineWidth = 1;
+    pen.strokeStyle = this.look.page;  // so that the frame is seen on a hue as dark as itself
+    if (side >= LETTERED) pen.strokeRect(x + 2.5, y + 2.5, side - 5, side - 5);
+  }
+
+  paintUnheld(pen, x, y, side, isCached) {
     pen.strokeStyle = pen.fillStyle = this.look.wait;  // the page's line colour is too faint for a map without holders
-    pen.globalAlpha = 0.5;
-    if (side < 6) pen.fillRect(x, y, side, side); else pen.strokeRect(x + 0.5, y + 0.5, side - 1, side - 1);
+    if (isCached && side >= FRAMED) {
+      pen.fillStyle = this.look.hatch(pen, "wait");
+      pen.fillRect(x, y, side, side);
+    }
+    pen.globalAlpha = isCached ? 0.9 : 0.5;
+    if (side >= 6) pen.strokeRect(x + 0.5, y + 0.5, side - 1, side - 1);
+    else if (isCached) pen.fillRect(x, y, side, side);
+    else pen.fillRect(x + side / 2 - 0.5, y + side / 2 - 0.5, 1, 1);
     pen.globalAlpha = 1;
   }
 
@@ -103,3 +125,6 @@ export class BlockMap {
     return column >= 0 && column < this.columns && row >= 0 && block < this.numBlocks ? block : -1;
   }
 }
+
+// Of 255 there may be more.
+function holdersText(count) { return count < 100 ? String(count) : "99+"; }

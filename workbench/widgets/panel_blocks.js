@@ -1,21 +1,24 @@
-// The KV block pool: how full it is, the map, and who holds what.
-import { counted, keepChildren, make, percent, rangesText, setAttribute, setProperty, setText } from "./panel_make.js";
+// The KV block pool: how full it is, what can be reused, the map, and who holds what.
+import { counted, fillChildren, keepChildren, make, percent, rangesText, setAttribute, setProperty, setText, unpacked } from "./panel_make.js";
 import { makeSwatch, showHue } from "./panel_hues.js";
-import { BlockMap } from "./panel_block_map.js";
+import { BlockMap, CACHED, FREE } from "./panel_block_map.js";
 
 const REST = "Point at a block, or move over the map with the arrow keys.";
 
 export class BlocksPane {
   constructor(part) {
     this.summary = make("span", { className: "wb-summary" });
+    this.keys = make("ul", { className: "wb-keys", attributes: { "aria-label": "Blocks by kind" } });
+    this.facts = make("dl", { className: "wb-facts-row" });
     this.told = make("span", { className: "wb-told", attributes: { "aria-live": "polite" } });
     this.canvas = make("canvas", { tabIndex: 0, attributes: { role: "application", "aria-label": "Map of the KV blocks" } });
     this.map = new BlockMap(this.canvas, part.look);
     this.legend = make("ul", { className: "wb-holders", attributes: { "aria-label": "Holders of blocks" } });
-    this.content = [make("div", { className: "wb-pane-head" }, this.summary, this.told),
+    this.content = [make("div", { className: "wb-pane-head wb-blocks-head" }, this.summary, this.keys, this.facts), this.told,
       make("div", { className: "wb-scroll wb-map-and-legend" }, make("div", { className: "wb-map" }, this.canvas), this.legend)];
     this.pinned = null;  // request whose blocks stay lit
-    this.view = { holders: [], hues: [] };
+    this.view = { holders: [] };
+    this.kinds = this.refs = this.named = this.tokens = null;  // of each block
     this.listen(part);
   }
 
@@ -34,14 +37,23 @@ export class BlocksPane {
   }
 
   show(view) {
-    this.view = view;
-    this.holdersOf = holdersByBlock(view.holders);
-    const held = view.num_blocks - view.num_free;
-    setText(this.summary, `${held.toLocaleString("en")} of ${counted(view.num_blocks, "block")} held, ${view.num_free.toLocaleString("en")} free · ${view.block_size} tokens each`);
+    const holders = view.holders.map((one) => ({ ...one, blocks: wholeNumbers(one.blocks) }));
+    this.view = { ...view, holders };
+    this.kinds = unpacked(view.kinds);
+    this.refs = view.refs ? unpacked(view.refs) : null;
+    this.named = view.named ? unpacked(view.named) : null;
+    this.tokens = tokensOf(view, this.kinds);
+    setText(this.summary, `${counted(view.num_blocks, "block")} of ${view.block_size} tokens`);
+    fillChildren(this.keys, keysOf(view), makeKey, showKey);
+    fillChildren(this.facts, view.facts, () => make("div", {}, make("dt"), make("dd")), (item, [name, value]) => {
+      setText(item.firstChild, name);
+      setText(item.lastChild, value);
+    });
+    setProperty(this.facts, "hidden", view.facts.length === 0);
     setText(this.told, this.blockText(this.map.chosen));
-    keepChildren(this.legend, view.holders, (one) => one.request_id, (one) => this.makeHolder(one.request_id), showHolder);
+    keepChildren(this.legend, holders, (one) => one.request_id, (one) => this.makeHolder(one.request_id), showHolder);
     this.light(this.pinned);
-    this.map.show(view.hues, view.fill);
+    this.map.show(this.kinds, this.refs, this.tokens.map((count) => count / view.block_size));
   }
 
   makeHolder(requestId) {
@@ -71,11 +83,15 @@ export class BlocksPane {
   }
 
   blockText(block) {
-    const { hues, fill, block_size: size } = this.view;
-    if (block < 0 || block >= hues.length) return REST;
-    if (hues[block] < 0) return `block ${block} · free`;
-    const holders = (this.holdersOf.get(block) || []).map(([name, place, count]) => `${name}, its ${place} of ${count}`);
-    return `block ${block} · ${holders.join(" and ") || "holder unknown"} · ${Math.round(fill[block] * size)} of ${size} tokens cached (${percent(fill[block])})`;
+    const { block_size: size, holders } = this.view;
+    if (block < 0 || !this.kinds || block >= this.kinds.length) return REST;
+    if (this.kinds[block] === FREE) return `block ${block} · free`;
+    if (this.kinds[block] === CACHED) return `block ${block} · cached, held by nobody: a prompt that begins alike skips it`;
+    const told = holders.map((one) => [one, one.blocks.indexOf(block)]).filter(([, place]) => place >= 0)
+      .map(([{ request_id: name, blocks }, place]) => `${name}, its ${place + 1} of ${blocks.length}`);
+    const count = this.refs ? this.refs[block] : 1, held = count > 1 ? `held by ${count}: ` : "";
+    const tokens = this.tokens[block], isNamed = this.named && (this.named[block >> 3] >> (block & 7)) & 1;
+    return `block ${block} · ${held}${told.join(" and ") || "holder unknown"} · ${tokens} of ${size} tokens cached (${percent(tokens / size)})${isNamed ? " · named" : ""}`;
   }
 
   key(event) {
@@ -88,12 +104,32 @@ export class BlocksPane {
   }
 }
 
-function holdersByBlock(holders) {
-  const found = new Map();
-  for (const { request_id: name, blocks } of holders) {
-    blocks.forEach((block, place) => found.set(block, [...(found.get(block) || []), [name, place + 1, blocks.length]]));
-  }
-  return found;
+function wholeNumbers(packed) { return new Uint32Array(unpacked(packed).buffer); }
+
+// Cached tokens of each block: all but a few are full or empty.
+function tokensOf({ block_size: size, partly }, kinds) {
+  const tokens = Float32Array.from(kinds, (kind) => (kind < CACHED ? size : 0));
+  for (let at = 0; at < partly.length; at += 2) tokens[partly[at]] = partly[at + 1];
+  return tokens;
+}
+
+// How many blocks there are of each kind, and what it looks like in the map.
+function keysOf({ num_blocks: all, num_free: free, num_shared: shared, num_cached: cached }) {
+  const one = ["one", all - free - shared - (cached || 0), "held by one", "The letter and the hue are its request's"];
+  const none = ["free", free, "free", "Held by nobody, and holding nothing of use"];
+  if (cached === null) return [one, none];
+  return [one, ["shared", shared, "shared", "Held by several requests that begin alike; the number says by how many, the hue is the first one's"],
+    ["cached", cached, "cached", "Held by nobody; a prompt that begins alike skips it, and it gives way when blocks are needed"], none];
+}
+
+function makeKey() { return make("li", {}, make("i", { attributes: { "aria-hidden": "true" } }), make("b"), make("span")); }
+
+function showKey(item, [kind, count, words, title]) {
+  setAttribute(item, "data-kind", kind);
+  setProperty(item, "title", title);
+  setText(item.children[0], { one: "A", shared: "2" }[kind] || "");
+  setText(item.children[1], count.toLocaleString("en"));
+  setText(item.children[2], words);
 }
 
 function showHolder(item, { request_id: name, hue, blocks, tokens }) {

@@ -1,5 +1,5 @@
 // Captured sizes: how often each was replayed, what it cost in padding, and why others were not.
-import { counted, fillChildren, keepChildren, make, makeRow, makeTable, percent, setAttribute, setStyle, setProperty, setText } from "./panel_make.js";
+import { counted, fillChildren, keepChildren, make, makeRow, makeTable, percent, setAttribute, setCutText, setStyle, setProperty, setText } from "./panel_make.js";
 
 const GRAPH_COLUMNS = [
   ["captured size", "wb-col-name"],
@@ -49,12 +49,14 @@ export class GraphsPane {
   }
 }
 
-function factsOf({ label, hits, misses, deferrals, padding_share: padding }) {
+function factsOf({ label, graphs, hits, misses, deferrals, padding_share: padding }) {
   const missed = Object.values(misses).reduce((sum, count) => sum + count, 0), all = hits + missed;
+  const waits = deferrals === null ? [] : [["graph waits", counted(deferrals, "iteration")]], awaited = graphs.find((one) => one.awaited_by);
+  if (awaited) waits.push(["waits now", `${awaited.awaited_by} for ${awaited.name}`]);
   return [
     [`${label} hits`, all ? `${hits.toLocaleString("en")} of ${all.toLocaleString("en")} (${percent(hits / all)})` : "0"],
     ["misses", missed.toLocaleString("en")],
-    ["deferrals", counted(deferrals, "request")],
+    ...waits,
     ["padding", padding === null ? "–" : `${percent(padding)} of tokens`],
   ];
 }
@@ -63,14 +65,16 @@ function makeMeter() { return make("span", { className: "wb-meter", attributes: 
 
 function makeGraph() {
   const line = makeRow(GRAPH_COLUMNS);
-  line.cells[0].append(make("span"), make("span", { className: "wb-pending", textContent: "pending", title: "The pending forward replays it" }));
+  line.cells[0].append(make("span"), make("span", { className: "wb-pending", textContent: "pending", title: "The pending forward replays it" }), make("span", { className: "wb-awaited" }));
   line.cells[4].append(makeMeter());
   return line;
 }
 
 function showGraph({ cells }, graph, most) {
   setText(cells[0].firstChild, graph.name);
-  setProperty(cells[0].lastChild, "hidden", !graph.is_pending);
+  setProperty(cells[0].children[1], "hidden", !graph.is_pending);
+  setProperty(cells[0].lastChild, "hidden", !graph.awaited_by);
+  setCutText(cells[0].lastChild, graph.awaited_by && `${graph.awaited_by} waits`);
   setText(cells[1], graph.num_tokens);
   setText(cells[2], graph.num_prefill);
   setText(cells[3], graph.num_decode);

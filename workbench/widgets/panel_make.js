@@ -116,4 +116,7 @@ export function rangesText(numbers) {
   return ranges.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(", ");
 }
 
+// Bytes that came as base64.
+export function unpacked(packed) { return Uint8Array.from(atob(packed), (one) => one.charCodeAt(0)); }
+
 export function percent(share) { return `${(100 * share).toLocaleString("en", { maximumFractionDigits: share && share < 0.1 ? 1 : 0 })} %`; }

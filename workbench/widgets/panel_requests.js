@@ -8,6 +8,7 @@ const REQUEST_COLUMNS = [
   ["state", "wb-col-state"],
   ["row", "wb-col-row wb-number", "Row of the request table"],
   ["prompt", "wb-col-count wb-number", "Prompt tokens"],
+  ["skipped", "wb-col-count wb-number", "Tokens that a cached prefix spared it when it was admitted last"],
   ["output", "wb-col-output wb-number", "Output tokens, of the most there may be"],
   ["KV", "wb-col-count wb-number", "Tokens whose keys and values are cached"],
   ["blocks", "wb-col-blocks", "KV blocks held, in order"],
@@ -22,6 +23,7 @@ export class RequestsPane {
   constructor(part) {
     this.part = part;
     const { table, body } = makeTable("Requests", REQUEST_COLUMNS);
+    this.table = table;
     this.body = body;
     this.left = make("div", { className: "wb-left-out" });
     this.content = [make("div", { className: "wb-scroll", tabIndex: 0, attributes: { role: "region", "aria-label": "Requests" } }, table, this.left)];
@@ -30,6 +32,7 @@ export class RequestsPane {
   isEmpty({ rows }) { return rows.length === 0; }
 
   show({ rows, left_out: leftOut }) {
+    setAttribute(this.table, "data-uncached", rows.every((row) => row.cached_tokens === null) ? "true" : null);
     keepChildren(this.body, rows, (row) => row.request_id, (row) => this.makeRow(row.request_id), showRow);
     setText(this.left, leftOut ? `${counted(leftOut, "more request")}, waiting or ended, not listed` : "");
     setProperty(this.left, "hidden", !leftOut);
@@ -40,8 +43,8 @@ export class RequestsPane {
     cells[0].append(makeSwatch(), name);
     setCutText(name, requestId);
     cells[1].append(make("span", { className: "wb-chip" }));
-    cells[7].append(make("div", { className: "wb-output" }, makeTokens(), make("span", { className: "wb-why-cell" })));
-    cells[11].append(makeButton("Abort", `Abort ${requestId}`, () => this.part.command("abort", { request_id: requestId }), { name: `Abort ${requestId}`, className: "wb-small" }));
+    cells[8].append(make("div", { className: "wb-output" }, makeTokens(), make("span", { className: "wb-why-cell" })));
+    cells[12].append(makeButton("Abort", `Abort ${requestId}`, () => this.part.command("abort", { request_id: requestId }), { name: `Abort ${requestId}`, className: "wb-small" }));
     return line;
   }
 }
@@ -52,14 +55,15 @@ function showRow(line, row) {
   showState(cells[1].firstChild, row);
   setText(cells[2], row.row === null ? "–" : row.row);
   setText(cells[3], row.prompt_tokens);
-  setText(cells[4], `${row.output_tokens}/${row.max_tokens}`);
-  setText(cells[5], row.kv_len);
-  setText(cells[6], rangesText(row.blocks) || "–");
-  setProperty(cells[6], "title", row.blocks.length ? `${counted(row.blocks.length, "block")}: ${rangesText(row.blocks)}` : "");
-  showTokens(cells[7].firstChild.firstChild, row);
-  setCutText(cells[7].firstChild.lastChild, row.why);
-  for (const [at, name] of [[8, "queue_ms"], [9, "ttft_ms"], [10, "tpot_ms"]]) showTime(cells[at], row[name], row);
-  enable(cells[11].firstChild, row.can_abort);
+  setText(cells[4], row.cached_tokens || "–");
+  setText(cells[5], `${row.output_tokens}/${row.max_tokens}`);
+  setText(cells[6], row.kv_len);
+  setText(cells[7], rangesText(row.blocks) || "–");
+  setProperty(cells[7], "title", row.blocks.length ? `${counted(row.blocks.length, "block")}: ${rangesText(row.blocks)}` : "");
+  showTokens(cells[8].firstChild.firstChild, row);
+  setCutText(cells[8].firstChild.lastChild, row.why);
+  for (const [at, name] of [[9, "queue_ms"], [10, "ttft_ms"], [11, "tpot_ms"]]) showTime(cells[at], row[name], row);
+  enable(cells[12].firstChild, row.can_abort);
   setAttribute(line, "data-state", row.state);
 }
 

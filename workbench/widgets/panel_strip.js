@@ -1,5 +1,5 @@
 // The order of the iteration in hand: its phases left to right, where it stands, why it took this order.
-import { fillChildren, keepChildren, make, setAttribute, setProperty, setText } from "./panel_make.js";
+import { fillChildren, keepChildren, make, setAttribute, setProperty, setStyle, setText } from "./panel_make.js";
 import { showColour } from "./panel_hues.js";
 
 // Mark and words of each state: none is told by colour alone.
@@ -9,7 +9,7 @@ export class Strip {
   constructor() {
     this.order = make("span", { className: "wb-order" });
     this.title = make("span", { className: "wb-strip-title" });
-    this.forwards = make("ul", { className: "wb-forwards", attributes: { "aria-label": "Launched forwards" } });
+    this.forwards = make("ul", { className: "wb-forwards", attributes: { "aria-label": "Forwards" } });
     this.cells = make("ol", { className: "wb-phases", attributes: { "aria-label": "Phases of the order" } });
     this.next = make("b", { className: "wb-next" });
     this.why = make("span", { className: "wb-why" });
@@ -57,11 +57,25 @@ function showPhase(cell, { name, colour, state, title }) {
   setText(words, said);
 }
 
-function makeForward() { return make("li", {}, make("b"), make("span")); }
+const ROLES = {
+  sampled: ["The forward being sampled", "launched by"],
+  prepared: ["The forward that is prepared", "to be launched by"],
+  pending: ["The pending forward", "launched by"],
+  last: ["The forward launched last", "launched by"],
+};
+const SHARES = ["decode", "prompt", "padding"];  // of the tokens that a forward may have
 
-function showForward(item, { role, iteration, text }) {
-  setText(item.firstChild, `${role}: forward ${iteration.toLocaleString("en")}`);
-  setText(item.lastChild, `· ${text}`);
+function makeForward() {
+  const meter = make("span", { className: "wb-budget", attributes: { "aria-hidden": "true" } }, ...SHARES.map((name) => make("i", { className: `wb-budget-${name}` })));
+  return make("li", {}, make("b"), meter, make("span"));
+}
+
+function showForward(item, { role, iteration, text, budget }) {
+  const [who, launched] = ROLES[role], [name, meter, words] = item.children;
+  const used = SHARES.filter((share) => budget[share]).map((share) => `${budget[share].toLocaleString("en")} ${share}`).join(" + ");
+  setText(name, `${role}: forward ${iteration.toLocaleString("en")}`);
+  SHARES.forEach((share, place) => setStyle(meter.children[place], "width", `${100 * budget[share] / budget.limit}%`));
+  setText(words, `${used} of ${budget.limit.toLocaleString("en")} tokens · ${text}`);
   setAttribute(item, "data-role", role);
-  setProperty(item, "title", `${role === "pending" ? "The pending forward" : "The forward being sampled"}, launched by iteration ${iteration}: ${text}`);
+  setProperty(item, "title", `${who}, ${launched} iteration ${iteration}: ${text}. It uses ${used} of max_batch_tokens=${budget.limit}.`);
 }

@@ -15,7 +15,7 @@ from workbench.workloads.workload import RequestSpec, Workload, WorkloadError
 
 
 def _file(options: WorkloadOptions) -> Workload:
-    """One JSON object a line: ``prompt`` (text) or ``prompt_ids``; ``params``, ``arrival`` and ``chat`` if wanted.
+    """One JSON object a line: ``prompt`` (text) or ``prompt_ids``, and what else is wanted of ``_FILE_KEYS``.
 
     A line ``{"unit": "s"}`` says that arrivals are seconds; without one they are iteration numbers.
     """
@@ -39,7 +39,7 @@ def _file(options: WorkloadOptions) -> Workload:
     return Workload(name=options.text, requests=tuple(specs), unit=unit)
 
 
-_FILE_KEYS = ("prompt", "prompt_ids", "params", "arrival", "chat")
+_FILE_KEYS = ("prompt", "prompt_ids", "params", "arrival", "chat", "cache_salt")
 
 
 def _entry(line: str, where: str) -> dict[str, Any]:
@@ -69,11 +69,13 @@ def _spec(entry: dict[str, Any], where: str) -> RequestSpec:
     prompt = entry.get("prompt", entry.get("prompt_ids"))
     if ("prompt" in entry) == ("prompt_ids" in entry) or not isinstance(prompt, (str, list)):
         raise WorkloadError(f"{where}: expected one of prompt (text) and prompt_ids (a list of token ids)")
-    arrival, params = entry.get("arrival", 0), entry.get("params", {})
+    arrival, params, salt = entry.get("arrival", 0), entry.get("params", {}), entry.get("cache_salt", "")
     if isinstance(arrival, bool) or not isinstance(arrival, (int, float)) or not 0 <= arrival < float("inf"):
         raise WorkloadError(f"{where}: arrival must be a number of at least 0, got {arrival!r}")
     if not isinstance(params, dict):
         raise WorkloadError(f"{where}: params must be an object of sampling parameters, got {params!r}")
+    if not isinstance(salt, str):
+        raise WorkloadError(f"{where}: cache_salt must be a string, got {salt!r}")
     bias = params.get("logit_bias")
     if isinstance(bias, dict):  # JSON knows no keys but strings
         params = {**params, "logit_bias": {int(key) if key.isdecimal() else key: value for key, value in bias.items()}}
@@ -86,6 +88,7 @@ def _spec(entry: dict[str, Any], where: str) -> RequestSpec:
         params=sampling,
         arrival=float(arrival),
         chat=bool(entry.get("chat", False)),
+        cache_salt=salt,
     )
 
 

@@ -33,6 +33,8 @@ class RequestSpec:
     """``prompt`` is what a user says: put it into the model's chat template."""
     stream: bool = False
     """Make an output at every token."""
+    cache_salt: str = ""
+    """Only requests of one salt share cached prefixes."""
 
     def after(self, start: float) -> RequestSpec:
         """The same, arriving that much later."""

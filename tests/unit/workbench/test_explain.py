@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from engine.phases import Phase
-from engine.request import RequestState
 from tests.oracle_world import loaded_oracle
 from tests.unit.workbench.worlds import make_session, spread_workload, tokens
 from workbench.session import Session, SessionError
@@ -222,19 +221,6 @@ class TestRunning:
             assert session.explain("a") == (
                 "a has row 0 and is to be aborted: the next admit or resolve ends it, and no token is given to it."
             )
-
-    def test_paused(self) -> None:
-        with make_session() as session:
-            session.submit([1], max_tokens=9, ignore_eos=True, request_id="a")
-            session.run(3)
-            request = session.engine.table.requests[0]
-            assert request is not None
-            request.move_to(RequestState.PAUSED)
-
-            assert session.explain("a") == (
-                "a has row 0 and is paused: it keeps its blocks and runs nothing until blocks are free for all rows."
-            )
-            request.move_to(RequestState.DECODE)
 
 
 class TestEnded:

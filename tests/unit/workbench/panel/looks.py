@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from workbench.panel.bar_view import bar_view
-from workbench.panel.blocks_view import blocks_view
+from workbench.panel.blocks_view import BlockMap
 from workbench.panel.changes_view import PhaseCards
 from workbench.panel.graphs_view import GraphTally
 from workbench.panel.history_view_model import PastFacts
@@ -23,6 +23,7 @@ class Panel:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.rows = RequestRows(session)
+        self.blocks = BlockMap(session)
         self.tally = GraphTally(session)
         self.cards = PhaseCards(session)
         self.past = PastFacts(session)
@@ -33,7 +34,7 @@ class Panel:
             "bar": bar_view(self.session),
             "strip": strip_view(self.session),
             "requests": self.rows.view(),
-            "blocks": blocks_view(self.session),
+            "blocks": self.blocks.view(),
             "graphs": self.tally.view(),
             "changes": self.cards.view(chosen),
             "history": self.past.view(chosen),

@@ -106,13 +106,38 @@ class TestPending:
         assert [cell["is_pending"] for cell in tally.view()["graphs"]] == [False, False, True]
 
 
+class TestGraphWaits:
+    def test_are_counted_and_the_size_that_is_waited_for_is_marked(self) -> None:
+        sizes: dict[str, Any] = {"graphs": [1, 2, 4, 8, 16], "max_batch_tokens": 32, "max_sequence_length": 32}
+        with make_session(graph_all_prefills=True, **sizes) as session:
+            tally = GraphTally(session)
+            session.submit([[1, 2, 3], [4, 5]], max_tokens=9, ignore_eos=True)
+            session.run(3)
+            assert tally.view()["deferrals"] == 0
+            session.submit([7] * 15, max_tokens=4, ignore_eos=True, request_id="long")
+            session.run(3)
+            waiting = tally.view()
+            session.run()
+            ended = tally.view()
+
+        assert waiting["deferrals"] == 3
+        assert {cell["name"]: cell["awaited_by"] for cell in waiting["graphs"] if cell["awaited_by"]} == {
+            "16 tokens: 1 prefill": "long"
+        }
+        assert ended["deferrals"] == session.engine.counters.graph_wait_steps > 3
+        assert not any(cell["awaited_by"] for cell in ended["graphs"])
+
+    def test_are_not_told_where_no_request_ever_waits_for_a_graph(self, session: Session) -> None:
+        assert GraphTally(session).view()["deferrals"] is None
+
+
 class TestHints:
     def test_without_graphs_name_the_option(self) -> None:
         with make_session() as session:
             pane = GraphTally(session).view()
 
         assert "graphs=" in pane["hint"]
-        assert (pane["graphs"], pane["memory"], pane["deferrals"]) == ([], "", 0)
+        assert (pane["graphs"], pane["memory"], pane["deferrals"]) == ([], "", None)
 
     def test_before_a_forward_say_what_to_do(self, session: Session) -> None:
         assert GraphTally(session).view()["hint"].startswith("No forward yet")
