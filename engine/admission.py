@@ -27,7 +27,7 @@ from engine.pausing import Room, RoomKeeper
 from engine.prefix_cache import NO_HIT, Hit, PrefixCache
 from engine.request import Request, RequestState
 from engine.table import RequestTable
-from engine.waiting import WaitingList
+from engine.waiting import WaitingList, WaitingView
 
 
 class Refusal(Enum):
@@ -40,6 +40,7 @@ class Refusal(Enum):
     GRAPH_WAIT = "no captured graph holds it beside the rows that run"
     NO_BLOCKS = "not enough blocks"
     PREFIX_COMING = "its prefix is being computed"
+    HELD_BACK = "the admission policy lets nobody in now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class AdmissionPolicy(Protocol):
     """
 
     def choose(self, waiting: Sequence[Request], capacity: Capacity) -> Request | None:
-        """One of ``waiting``; None: nobody now.
+        """One of ``waiting``; None: nobody now, also if nothing runs, which makes iterations that do nothing.
 
         Args:
             waiting: At least one request, the oldest first; those that gave way for want of blocks stand in front.
@@ -267,6 +268,7 @@ class RequestQueue:
         self._gate = gate
         self._policy = policy or first_come_first_served
         self._waiting = WaitingList()
+        self._view = WaitingView(self._waiting)
         self._aborted: list[Request] = []
 
     @property
@@ -398,7 +400,7 @@ class RequestQueue:
         capacity = self.capacity()
         head = self._head(capacity)
         if head is None:
-            return None
+            return Refusal.HELD_BACK if self._waiting else None
         found = consider(head, capacity, self.hit(head))
         return found if isinstance(found, Refusal) else None
 
@@ -406,13 +408,14 @@ class RequestQueue:
         """Whoever the policy takes next; None if nobody waits or it wants none of them."""
         if not self._waiting:
             return None
-        chosen = self._policy.choose(self._waiting, capacity)
-        if chosen is not None and not self._waiting.holds(chosen):
-            raise PolicyError(
-                f"admission policy {type(self._policy).__name__} chose {chosen!r}, which does not wait (I2); it must "
-                "return one of the requests it was given, or None"
-            )
-        return chosen
+        chosen = self._policy.choose(self._view, capacity)
+        if chosen is None or (isinstance(chosen, Request) and self._waiting.holds(chosen)):
+            return chosen
+        named = chosen.request_id if isinstance(chosen, Request) else f"{chosen!r:.60}"
+        raise PolicyError(
+            f"admission policy {type(self._policy).__name__} chose {named}, which does not wait (I2); it must return "
+            "one of the requests it was given, or None"
+        )
 
     def forget(self, request: Request) -> None:
         """See :class:`AdmissionQueue`."""

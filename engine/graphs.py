@@ -153,14 +153,17 @@ def checked_graphs(policy: GraphListPolicy, config: EngineConfig, max_sequence_l
         raise ConfigError(
             f"graph_list must be an object with a method choose(config, max_sequence_length), got {policy!r}"
         )
-    who, sizes = type(policy).__name__, set(policy.choose(config, max_sequence_length))
+    who, answer = type(policy).__name__, policy.choose(config, max_sequence_length)
+    if not isinstance(answer, Iterable):
+        raise ConfigError(f"graph list policy {who} must answer with sizes, got {answer!r}")
+    sizes = list(answer)
     for size in sizes:
         if not isinstance(size, BatchDimensions):
             raise ConfigError(f"graph list policy {who}: {size!r} is no BatchDimensions")
         problem = _never_runs(size, config, max_sequence_length)
         if problem is not None:
             raise ConfigError(f"graph list policy {who}: {size} can never run (I49): {problem}")
-    return sorted(sizes)
+    return sorted(set(sizes))
 
 
 def _never_runs(size: BatchDimensions, config: EngineConfig, max_sequence_length: int) -> str | None:

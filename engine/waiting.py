@@ -11,7 +11,7 @@ from engine.request import Request
 
 
 class WaitingList(Sequence[Request]):
-    """What an admission policy chooses from: requests that wait and were not aborted, the oldest first.
+    """Requests that wait and were not aborted, the oldest first.
 
     Those that came back from a row stand where they stood, in front. The first one is found at once; another index, and
     a loop over all of them, take as long as they are many.
@@ -102,3 +102,23 @@ class WaitingList(Sequence[Request]):
             for request in self:
                 return request
         return list(self)[index]
+
+
+class WaitingView(Sequence[Request]):
+    """What an admission policy chooses from: a waiting list that it can read and not change (I19)."""
+
+    def __init__(self, waiting: WaitingList) -> None:
+        self.__waiting = waiting
+
+    def __len__(self) -> int:
+        return len(self.__waiting)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.__waiting)
+
+    @overload
+    def __getitem__(self, index: int) -> Request: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Request]: ...
+    def __getitem__(self, index: int | slice) -> Request | list[Request]:
+        return self.__waiting[index]

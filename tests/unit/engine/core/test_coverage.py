@@ -10,9 +10,9 @@ from collections import Counter
 from itertools import product
 from typing import Any
 
-from engine.cache.prefix_pool import PrefixPool
 import pytest
 
+from engine.cache.prefix_pool import PrefixPool
 from engine.controller import Border
 from engine.phases import Order, Phase, Reason
 from engine.policy import never_overlap, prefer_overlap

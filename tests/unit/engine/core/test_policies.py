@@ -72,28 +72,6 @@ def entered(world: World) -> list[str]:
     return order
 
 
-AWAITS_THE_ENGINE = (
-    "test_every_request_gets_the_tokens_that_first_come_first_served_gives[OnlyInPairs-async]",
-    "test_random_schedules_give_the_reference_s_answers[OnlyInPairs-chunked]",
-    "test_nobody_enters_while_it_answers_none_and_rows_go_on[async]",
-    "test_nobody_it_wants_costs_no_overlap",
-    "test_an_answer_that_is_no_request_is_told",
-    "test_the_message_is_short_enough_to_read",
-    "test_changing_the_queue_is_told_and_loses_nobody[Taker]",
-    "test_changing_the_queue_is_told_and_loses_nobody[Emptier]",
-    "test_an_answer_that_changes_between_two_questions_breaks_i19",
-    "test_an_answer_that_is_no_collection_of_sizes_is_refused[graph_list0]",
-    "test_an_answer_that_is_no_collection_of_sizes_is_refused[graph_list1]",
-)
-"""Of a policy that takes nobody the probe says that the head can enter; and faults in what a policy is told."""
-
-
-@pytest.fixture(autouse=True)
-def expect_faults_of_the_engine(request: pytest.FixtureRequest) -> None:
-    if request.node.name in AWAITS_THE_ENGINE:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="faults of engine/admission.py and engine/graphs.py"))
-
-
 # -- legal policies ----------------------------------------------------------------------------------------------------
 
 
