@@ -9,12 +9,13 @@ from engine import runner as runner_module
 from engine.admission import RequestQueue
 from engine.columns import DeviceColumns
 from engine.controller import Controller
+from engine.results import PendingForward
 from engine.table import RequestTable
 from tests.planted_faults import Fault, Patch, fixed_host_column, wrap
 
 
 def sample_of_a_partial_chunk_used(patch: Patch) -> None:
-    patch.setattr(RequestTable, "num_sampled", RequestTable.num_active)
+    patch.setattr(PendingForward, "num_sampled", property(lambda pending: int((pending.table_rows >= 0).sum())))
 
 
 def position_repeated_at_a_seam(patch: Patch) -> None:

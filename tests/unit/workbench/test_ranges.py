@@ -38,11 +38,12 @@ def traced_session(sink: RecordingSink, session_id: int = 0, **options: object) 
 
 
 def ranges_of_everything() -> set[Range]:
-    """Both modes, eager and captured, rows that move, a switch, a capture range."""
+    """Both modes, eager and captured, rows that move, a switch, admission beside a forward, a capture range."""
     sink = RecordingSink()
     for mode in ("legacy", "async"):
         for graphs in (None, [4]):
-            with traced_session(sink, mode=mode, graphs=graphs, graph_non_decode=False, clock="iterations") as session:
+            options = {"graphs": graphs, "graph_non_decode": False, "overlap_admission": graphs is None}
+            with traced_session(sink, mode=mode, clock="iterations", **options) as session:
                 session.submit_workload(spread_workload())
                 session.capture(8)
                 session.mode = "legacy" if mode == "async" else "async"
