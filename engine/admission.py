@@ -21,7 +21,7 @@ import numpy as np
 from engine.batch import BatchDimensions
 from engine.cache.blocks import BlockIds, BlockPool
 from engine.chunks import chunk_size
-from engine.errors import ConfigError, PolicyError
+from engine.errors import PolicyError
 from engine.graph_gate import NO_ROWS, Chunk, Deferral, GraphGate, joined
 from engine.pausing import Room, RoomKeeper
 from engine.prefix_cache import NO_HIT, Hit, PrefixCache
@@ -174,18 +174,6 @@ class FirstComeFirstServed:
 
 
 first_come_first_served: AdmissionPolicy = FirstComeFirstServed()
-
-
-def check_admission(policy: object) -> None:
-    """Refuse what is no admission policy before it is asked.
-
-    Raises:
-        ConfigError: it has no ``choose``, or is a class rather than an instance.
-    """
-    if isinstance(policy, type):
-        raise ConfigError(f"admission must be an instance, got the class {policy.__name__}; write {policy.__name__}()")
-    if not callable(getattr(policy, "choose", None)):
-        raise ConfigError(f"admission must have a method choose(waiting, capacity), got {policy!r}")
 
 
 class AdmissionQueue(Protocol):
@@ -397,12 +385,16 @@ class RequestQueue:
 
     def head_refusal(self) -> Refusal | None:
         """See :class:`AdmissionQueue`."""
+        return self._probe()[1]
+
+    def _probe(self) -> tuple[Request | None, Refusal | None]:
+        """The head, and why it has to wait."""
         capacity = self.capacity()
         head = self._head(capacity)
         if head is None:
-            return Refusal.HELD_BACK if self._waiting else None
+            return None, Refusal.HELD_BACK if self._waiting else None
         found = consider(head, capacity, self.hit(head))
-        return found if isinstance(found, Refusal) else None
+        return head, found if isinstance(found, Refusal) else None
 
     def _head(self, capacity: Capacity) -> Request | None:
         """Whoever the policy takes next; None if nobody waits or it wants none of them."""
@@ -423,10 +415,9 @@ class RequestQueue:
 
     def count_graph_wait(self) -> Request | None:
         """See :class:`AdmissionQueue`."""
-        if self._gate is None or self.head_refusal() is not Refusal.GRAPH_WAIT:
+        head, refusal = self._probe() if self._gate is not None else (None, None)
+        if head is None or refusal is not Refusal.GRAPH_WAIT:
             return None
-        head = self._head(self.capacity())
-        assert head is not None
         head.graph_wait_steps += 1
         return head
 

@@ -17,7 +17,7 @@ from types import TracebackType
 
 import torch
 
-from engine.admission import AdmissionPolicy, RequestQueue, check_admission, first_come_first_served
+from engine.admission import AdmissionPolicy, RequestQueue, first_come_first_served
 from engine.cache.blocks import BlockPool
 from engine.cache.prefix import EvictionPolicy
 from engine.cache.prefix_pool import PrefixPool
@@ -115,7 +115,7 @@ class Engine:
         progress: CaptureProgress | None = None,
     ) -> None:
         check_policy(policy)
-        check_admission(admission)
+        check_policy(admission, "admission", "waiting, capacity")
         self.config = config or EngineConfig()
         self.loaded = loaded
         self.device = device or make_device(self.config.device)
@@ -823,8 +823,7 @@ def _drop_what_is_half_given(request: Request) -> None:
     if request.params.logprobs is not None:
         given = min(len(request.output_ids), len(request.logprobs))
         del request.output_ids[given:], request.logprobs[given:]
-    if len(request.prompt_logprobs) < len(request.prompt_ids):
-        request.prompt_logprobs.clear()
+    request.drop_partial_prompt_logprobs()
 
 
 class _Mailboxes:

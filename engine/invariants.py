@@ -344,9 +344,8 @@ def check_gate(engine: Engine, border: Border) -> None:
     if plan is not None and plan.dims.num_prefill and plan.graph is None:
         known = (CONTINUING_CHUNK, COMES_BACK, "prompt log probabilities")
         require(plan.miss_reason in known, "I50", "an eager prefill in a gated engine: {}", plan.miss_reason)
-    if (
-        config.capacity_policy == "guaranteed_no_evict" and engine.queue.is_fifo
-    ):  # else rows or requests may stand still
+    # With another policy of either kind rows or requests may stand still.
+    if config.capacity_policy == "guaranteed_no_evict" and engine.queue.is_fifo:
         limit = engine.resolved.max_sequence_length + 2
         for request in engine.queue.waiting:
             steps = request.graph_wait_steps

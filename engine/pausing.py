@@ -110,8 +110,7 @@ class RoomKeeper:
         self._pool.release(table.held_blocks(np.array([row], dtype=np.int64)))
         table.block_ids[row] = -1
         table.block_count[row] = 0
-        if len(request.prompt_logprobs) < len(request.prompt_ids):
-            request.prompt_logprobs.clear()
+        request.drop_partial_prompt_logprobs()
         room.evicted.append(request)
         gone.add(row)
 

@@ -127,13 +127,18 @@ def _checked(answer: object) -> tuple[Order, Reason]:
     )
 
 
-def check_policy(policy: object) -> None:
+def check_policy(policy: object, option: str = "policy", arguments: str = "state") -> None:
     """Refuse what is no policy before it is asked.
+
+    Args:
+        policy: What was passed.
+        option: As which argument.
+        arguments: What its ``choose`` takes.
 
     Raises:
         ConfigError: it has no ``choose``, or is a class rather than an instance.
     """
     if isinstance(policy, type):
-        raise ConfigError(f"policy must be an instance, got the class {policy.__name__}; write {policy.__name__}()")
+        raise ConfigError(f"{option} must be an instance, got the class {policy.__name__}; write {policy.__name__}()")
     if not callable(getattr(policy, "choose", None)):
-        raise ConfigError(f"policy must have a method choose(state), got {policy!r}")
+        raise ConfigError(f"{option} must have a method choose({arguments}), got {policy!r}")

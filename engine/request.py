@@ -305,6 +305,11 @@ class Request:
         """Whether log probabilities of prompt tokens are wanted and not all there; a prompt's first token has none."""
         return self.params.prompt_logprobs is not None and len(self.prompt_logprobs) < len(self.prompt_ids)
 
+    def drop_partial_prompt_logprobs(self) -> None:
+        """Forget those of a prompt that was read in part: it is read anew, and they with it."""
+        if self.owes_prompt_logprobs:
+            self.prompt_logprobs.clear()
+
     @property
     def remaining_tokens(self) -> int:
         """Output tokens it may still get."""

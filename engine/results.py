@@ -47,8 +47,6 @@ class PendingForward:
     request_ids: tuple[str, ...]
     is_in_order: bool
     """Whether ``table_rows`` are neighbours in ascending order, so that logits rows stand as table rows do."""
-    partial_key: int | None
-    """Generation of the row whose prompt it reads in part: its sample means nothing."""
     info: BatchInfo
     """The same for the record."""
 
@@ -58,6 +56,11 @@ class PendingForward:
         self.table_rows[live] = new_row[self.table_rows[live]]
         survivors = self.table_rows[self.table_rows >= 0]
         self.is_in_order = np.array_equal(survivors, self.table_rows[: survivors.size]) and are_neighbours(survivors)
+
+    @property
+    def partial_key(self) -> int | None:
+        """Generation of the row whose prompt it reads in part: its sample means nothing."""
+        return self.plan.partial_key
 
     @property
     def num_sampled(self) -> int:

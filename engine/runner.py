@@ -282,7 +282,6 @@ class Runner:
             keys=plan.keys,
             request_ids=plan.request_ids,
             is_in_order=plan.is_in_order,
-            partial_key=plan.partial_key,
             info=BatchInfo(
                 iteration=self.iteration,
                 num_tokens=plan.dims.num_tokens,
