@@ -13,6 +13,9 @@ from torch import Tensor
 from engine.models.shapes import fill_randomly
 from engine.request import RequestOutput
 
+CLOSE = 1e-4
+"""Between two float32 implementations, on log-probabilities of some units."""
+
 
 @dataclass(frozen=True)
 class Said:
@@ -68,6 +71,17 @@ def said_of(output: RequestOutput, said: Said) -> dict[str, Tensor]:
     """The same of a reference that read the whole text."""
     sizes = [len(output.prompt_token_ids) - 1, len(output.token_ids)]
     return dict(zip(("prompt", "output"), said.logprobs.split(sizes), strict=True))
+
+
+def check_against_transformers(folder: Path, outputs: Sequence[RequestOutput]) -> None:
+    """Greedy outputs of a float32 checkpoint have the ids that transformers calls best, and its log-probabilities."""
+    texts, device = [text_of(output) for output in outputs], torch.device("cpu")
+    said = transformers_says(folder, texts, dtype=torch.float32, device=device, attention="eager")
+    for output, reference in zip(outputs, said, strict=True):
+        expected = said_of(output, reference)
+        for part, found in engine_says(output).items():
+            assert torch.allclose(found, expected[part], atol=CLOSE, rtol=0), part
+        assert reference.best[-len(output.token_ids) :].tolist() == list(output.token_ids)
 
 
 def text_of(output: RequestOutput) -> list[int]:

@@ -15,7 +15,7 @@ from engine.models.loader import LoadedModel, load_model
 from engine.request import RequestOutput
 from tests.cache_watch import CacheWatch
 from tests.checkpoints import write_checkpoint
-from tests.teacher import engine_says, said_of, text_of, transformers_says
+from tests.teacher import check_against_transformers, engine_says
 
 LIMITS: dict[str, Any] = {
     "max_requests": 4,
@@ -47,8 +47,6 @@ CASES: dict[str, dict[str, Any]] = {
         "paused_blocks": 2,
     },
 }
-CLOSE = 1e-4
-"""Between two float32 implementations, on log-probabilities of some units."""
 
 
 def prompts(vocab_size: int) -> list[list[int]]:
@@ -96,13 +94,7 @@ class TestAgainstTransformers:
         outputs, engine = serve(loaded, greedy=True, **CASES[case])
 
         assert engine.counters.prefix_hit_tokens > 50
-        texts, device = [text_of(output) for output in outputs], torch.device("cpu")
-        said = transformers_says(folder, texts, dtype=torch.float32, device=device, attention="eager")
-        for output, reference in zip(outputs, said, strict=True):
-            expected = said_of(output, reference)
-            for part, found in engine_says(output).items():
-                assert torch.allclose(found, expected[part], atol=CLOSE, rtol=0), part
-            assert reference.best[-len(output.token_ids) :].tolist() == list(output.token_ids)
+        check_against_transformers(folder, outputs)
 
 
 class TestAgainstAPlainRun:

@@ -15,13 +15,11 @@ from engine.models.loader import LoadedModel, load_model
 from engine.request import RequestOutput
 from tests.cache_watch import CacheWatch
 from tests.checkpoints import write_checkpoint
-from tests.teacher import engine_says, said_of, text_of, transformers_says
+from tests.teacher import check_against_transformers, engine_says
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 70, 100)
 LIMITS: dict[str, Any] = {"max_requests": 4, "max_sequence_length": 128, "num_blocks": 32, "device": "inline"}
 CHUNKS: dict[str, Any] = {"chunked_prefill": True, "max_batch_tokens": 13}
-CLOSE = 1e-4
-"""Between two float32 implementations, on log-probabilities of some units."""
 
 
 def prompts(vocab_size: int) -> list[list[int]]:
@@ -49,14 +47,7 @@ class TestAgainstTransformers:
 
         assert engine.counters.prefill_tokens == sum(LENGTHS)
         assert engine.counters.reasons["chunk_in_progress"] > 10
-        texts = [text_of(output) for output in outputs]
-        device = torch.device("cpu")
-        said = transformers_says(folder, texts, dtype=torch.float32, device=device, attention="eager")
-        for output, reference in zip(outputs, said, strict=True):
-            expected = said_of(output, reference)
-            for part, found in engine_says(output).items():
-                assert torch.allclose(found, expected[part], atol=CLOSE, rtol=0), part
-            assert reference.best[-len(output.token_ids) :].tolist() == list(output.token_ids)
+        check_against_transformers(folder, outputs)
 
 
 class TestAgainstOneGo:
