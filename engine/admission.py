@@ -59,6 +59,8 @@ class Entry:
     """What it takes of :attr:`Capacity.free_blocks`."""
     max_blocks: int
     """Blocks it holds at its longest."""
+    state_from: int = -1
+    """Slot of the snapshot at the end of its prefix; -1 without one."""
 
     @property
     def chunk(self) -> int:
@@ -130,7 +132,7 @@ def consider(request: Request, capacity: Capacity, hit: Hit = NO_HIT) -> Entry |
     needed = most if capacity.reserves else -(-length // capacity.block_size) - hit.block_ids.size + hit.num_idle
     if needed > capacity.free_blocks:
         return Refusal.NO_BLOCKS
-    return Entry(length, done, done + chunk, hit.block_ids, needed, most)
+    return Entry(length, done, done + chunk, hit.block_ids, needed, most, hit.state_from)
 
 
 def _first_chunk(request: Request, remaining: int, capacity: Capacity) -> int | Refusal:
@@ -485,6 +487,7 @@ class RequestQueue:
             prefill_len=entry.num_tokens,
             chunk=(entry.done, entry.end),
             max_blocks=entry.max_blocks,
+            state_from=entry.state_from,
         )
         if self._cache is not None:
             self._cache.expect(row)

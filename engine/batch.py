@@ -49,6 +49,8 @@ class BatchShape:
     """Upper bound of the query tokens of a prefill row; 0 without prefill rows."""
     num_kv_blocks: int
     """K: upper bound of the blocks any row of this batch reads."""
+    num_snapshots: int = 0
+    """M: states kept besides those of the rows' ends, padding included."""
 
     @property
     def num_rows(self) -> int:
@@ -62,6 +64,21 @@ class PrefillPlan(Protocol):
     def attend(self, q_tHD: Tensor, cache: tuple[Tensor, ...], out_tHD: Tensor, *, scale: float) -> None:
         """Attention without a window of the t tokens behind the decode rows, into ``out``; padding is left alone."""
         ...
+
+
+class Snapshots(NamedTuple):
+    """States that a forward keeps besides those of its rows' ends: for prefixes that others may share.
+
+    Letter M: snapshots of this forward, padding included. All int64 [M] on the compute device.
+    """
+
+    row_M: Tensor
+    """Batch row it is taken of; a prefill row."""
+    after_M: Tensor
+    """Query tokens of that row in this forward behind which the state is taken: in [1, query_len], 0 for padding,
+    which stores whatever is at hand."""
+    slot_M: Tensor
+    """Slot that it goes to; the dummy slot for padding. No slot twice but the dummy, and none that a row names."""
 
 
 class ForwardBatch(NamedTuple):
@@ -93,3 +110,13 @@ class ForwardBatch(NamedTuple):
     """Static integers."""
     prefill_plan: PrefillPlan | None = None
     """Of the prefill rows; None where there are none, or the backend plans nothing."""
+    state_from_N: Tensor | None = None
+    """[N] slot whose state the row goes on from. Not to be read where ``kv_len == query_len``: such a row starts from
+    zeros, whatever its slot holds. None for models without slots."""
+    state_to_N: Tensor | None = None
+    """[N] slot that the state behind the row's last query token goes to; the dummy slot for padding rows. Mostly the
+    same as ``state_from_N``; decode rows always have the same. None for models without slots."""
+    snapshots: Snapshots | None = None
+    """Of prefill rows, where a prefix cache keeps states."""
+    is_real_T: Tensor | None = None
+    """[T] bool, False for padding. None for models that do not ask for it (``wants_real_tokens``)."""

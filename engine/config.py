@@ -33,8 +33,6 @@ def check_mode(mode: str) -> Mode:
 
 
 _NOT_YET: dict[str, tuple[Any, str]] = {
-    "mamba_cache_gb": (None, "the Mamba prefix cache"),
-    "ssm_backend": ("auto", "state-space models"),
     "speculative_tokens": (0, "multi-token drafting"),
     "routing_replay": (None, "routing replay"),
     "expert_parallel": (1, "expert parallelism"),
@@ -73,8 +71,9 @@ class EngineConfig:
     """``torch`` is the reference and runs everywhere. ``triton``: CUDA, bfloat16 and float16; the operations around
     attention are fused kernels then, too. ``flashinfer``: FlashInfer's kernels, XQA for decode rows, and FA3 for
     prefill rows, planned in prepare. ``auto``: triton where it runs, as it is the faster."""
-    ssm_backend: str = "auto"
-    """Backend of state-space layers. Not available yet."""
+    ssm_backend: Literal["auto", "torch", "triton", "mamba_ssm"] = "auto"
+    """What computes the recurrence of state-space layers. ``torch`` is the reference and runs everywhere; ``triton``
+    and ``mamba_ssm`` (mamba-ssm's own kernels) need CUDA. ``auto``: triton there, else torch."""
     graphs: GraphSizes = "auto"
     """Captured forwards: None or 0 = none, a count of sizes, -1 = a count by the largest size, or a list of token
     counts. ``auto``: none on the CPU devices; on CUDA decode forwards of 1, 2, 4, 8, 16, 24, .. rows, without which
@@ -112,7 +111,8 @@ class EngineConfig:
     speculative_tokens: int = 0
     """Draft tokens a step. Not available yet."""
     mamba_cache_gb: float | None = None
-    """Budget of state snapshots. Not available yet."""
+    """With ``prefix_caching``, on models with recurrent layers: GiB for snapshots of their states at block borders,
+    without which no prefix can be skipped. 0: none. None: as many snapshots as ``max_requests``."""
     suspend_mode: SuspendMode | None = None
     """What :meth:`engine.engine.Engine.suspend` does unless it is told. ``persist``: memory stays as it is.
     ``offload``: the device's memory is given back, what requests need of it waits in pinned host memory. ``recompute``:
@@ -150,6 +150,7 @@ class EngineConfig:
             ("graph_distribution", get_args(GraphDistribution)),
             ("sampling_backend", ("auto", "torch", "triton", "flashinfer")),
             ("attention_backend", ("auto", "torch", "triton", "flashinfer")),
+            ("ssm_backend", ("auto", "torch", "triton", "mamba_ssm")),
             ("logprobs_mode", ("raw", "processed")),
             ("eviction_policy", ("lru", "ref_zero")),
             ("capacity_policy", ("guaranteed_no_evict", "max_utilization")),
@@ -173,7 +174,7 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"seed must be a whole number, got {self.seed!r}")
-        for name in ("kv_cache_gb", "op_sleep_s"):
+        for name in ("kv_cache_gb", "mamba_cache_gb", "op_sleep_s"):
             value = getattr(self, name)
             if value is not None and not _is_finite(value):
                 raise ConfigError(f"{name} must be a finite number, got {value!r}")
@@ -187,6 +188,8 @@ class EngineConfig:
             raise ConfigError("num_blocks and kv_cache_gb exclude each other; give one")
         if self.kv_cache_gb is not None and not self.kv_cache_gb > 0:
             raise ConfigError(f"kv_cache_gb must be above 0, got {self.kv_cache_gb!r}")
+        if self.mamba_cache_gb is not None and not (self.mamba_cache_gb >= 0 and self.prefix_caching):
+            raise ConfigError("mamba_cache_gb must be at least 0, and is of use with prefix_caching only; set both")
         self._check_paused_blocks()
         self._check_graphs()
         if self.max_batch_tokens < self.max_requests:
@@ -286,6 +289,8 @@ class ResolvedConfig:
     """The attention in use."""
     model: str
     """The name the model was loaded by."""
+    num_snapshots: int = 0
+    """States of recurrent layers that the prefix cache can keep; 0 where the model has none, or the cache is off."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Versions and hardware, filled by the workbench."""
 
@@ -293,6 +298,11 @@ class ResolvedConfig:
     def max_blocks_per_row(self) -> int:
         """Columns of a block table."""
         return -(-self.max_sequence_length // self.config.block_size)
+
+    @property
+    def dummy_slot(self) -> int:
+        """State slots: one for each row, the snapshots', and this one, which padding uses."""
+        return self.config.max_requests + self.num_snapshots
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; the asked-for options with the settled ones laid over them."""

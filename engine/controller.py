@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
@@ -25,7 +25,7 @@ from engine.pausing import Room
 from engine.phases import Order, Phase, Reason
 from engine.plan import Plan
 from engine.policy import OrderPolicy, OrderState, choose_order
-from engine.prefix_cache import PrefixCache
+from engine.prefix_cache import PrefixCache, StagedSnapshot
 from engine.request import Request, RequestOutput, RequestState
 from engine.resolution import commit_results
 from engine.results import PendingForward, SampleResult
@@ -346,7 +346,10 @@ class Controller:
         if rows.size == 0:
             return
         new_blocks = self._advance(rows)
-        iteration.plan = self.runner.plan(self.table, rows, iteration.admitted, new_blocks)
+        snapshots: Sequence[StagedSnapshot] = ()
+        if self.cache is not None and self.cache.snapshots is not None:
+            snapshots = self.cache.stage_snapshots(rows[self.table.is_prefill[rows]].tolist())
+        iteration.plan = self.runner.plan(self.table, rows, iteration.admitted, new_blocks, snapshots)
 
     def _advance(self, rows: Rows) -> NewBlocks:
         table, index = self.table, as_index(rows)
@@ -389,6 +392,7 @@ class Controller:
         self.pending = iteration.launched
         if self.cache is not None and iteration.plan.dims.num_prefill:
             self.cache.name_read(iteration.plan.table_rows[iteration.plan.dims.num_decode :].tolist())
+            self.cache.keep_snapshots()
 
     def _sample(self, iteration: Iteration) -> None:
         """The pending forward is consumed: sampled here, resolved later in this iteration (I26)."""

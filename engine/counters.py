@@ -43,6 +43,8 @@ class Counters:
     """Tokens that requests had to have in the cache when they were admitted; with prefix caching only."""
     prefix_hit_tokens: int = 0
     """Of those, the ones that were there already: their computation was skipped."""
+    snapshots_taken: int = 0
+    """Recurrent states kept at block borders, for prefixes to go on from."""
     prefix_waits: int = 0
     """How often a request waited a round for a prefix that another one was computing."""
     pauses: int = 0

@@ -21,6 +21,8 @@ from engine.admission import AdmissionPolicy, RequestQueue, first_come_first_ser
 from engine.cache.blocks import BlockPool
 from engine.cache.prefix import EvictionPolicy
 from engine.cache.prefix_pool import PrefixPool
+from engine.cache.slots import SlotPool
+from engine.cache.snapshots import SnapshotIndex
 from engine.config import EngineConfig, Mode, check_mode
 from engine.controller import Border, Controller, Iteration
 from engine.counters import Counters
@@ -38,9 +40,10 @@ from engine.graph_gate import graph_gate
 from engine.graphs import GraphListPolicy, captured_by_default, checked_graphs
 from engine.intake import Intake, Prompt
 from engine.invariants import check_border
+from engine.invariants_states import check_states
 from engine.lifecycle import EngineState, Lifecycle, Suspension, WeightSource, check_suspend_mode
 from engine.models.loader import LoadedModel, load_model, register_builtin
-from engine.models.oracle import load_oracle
+from engine.models.oracle import load_oracle, load_oracle_hybrid
 from engine.pausing import RoomKeeper
 from engine.phases import Phase
 from engine.policy import OrderPolicy, check_policy, prefer_overlap
@@ -53,10 +56,12 @@ from engine.runner import CaptureProgress, Runner
 from engine.sampling import make_sampler
 from engine.sampling.base import Sampler
 from engine.sizing import resolve_config
+from engine.step_function import has_slots
 from engine.table import RequestTable
 from tracing.recorder import Recorder
 
 register_builtin("oracle", load_oracle)
+register_builtin("oracle-hybrid", load_oracle_hybrid)
 
 PAUSED_NAP_S = 0.002
 """While an engine is paused, its streams on an event loop look so often whether it runs again."""
@@ -135,10 +140,10 @@ class Engine:
         self.resolved = resolve_config(self.config, loaded, self.device)
         self.counters = Counters()
         self.pool = self._make_pool()
-        self.table = RequestTable(self.config.max_requests, self.resolved.max_blocks_per_row)
-        self.prefix_cache: PrefixCache | None = None
-        if isinstance(self.pool, PrefixPool):
-            self.prefix_cache = PrefixCache(self.table, self.pool, self.config.block_size, self.counters)
+        rows = self.config.max_requests
+        slots = SlotPool(rows) if has_slots(loaded.model.cache_layout()) else None
+        self.table = RequestTable(rows, self.resolved.max_blocks_per_row, slots)
+        self.prefix_cache = self._make_prefix_cache()
         self.runner = Runner(
             resolved=self.resolved,
             device=self.device,
@@ -195,6 +200,15 @@ class Engine:
         if not self.config.prefix_caching:
             return BlockPool(self.resolved.num_blocks)
         return PrefixPool(self.resolved.num_blocks, EvictionPolicy(self.config.eviction_policy))
+
+    def _make_prefix_cache(self) -> PrefixCache | None:
+        pool, rows = self.pool, self.config.max_requests
+        if not isinstance(pool, PrefixPool):
+            return None
+        snapshots = None
+        if self.table.slots is not None:
+            snapshots = SnapshotIndex(rows, self.resolved.num_snapshots, pool.index.is_held)
+        return PrefixCache(self.table, pool, self.config.block_size, self.counters, snapshots)
 
     def _make_room_keeper(self) -> RoomKeeper | None:
         if self.config.capacity_policy == "guaranteed_no_evict":
@@ -470,6 +484,7 @@ class Engine:
 
     def _check(self, border: Border) -> None:
         check_border(self, border)
+        check_states(self, border)
 
     # -- whole requests --------------------------------------------------------------------------------------------
 

@@ -219,13 +219,20 @@ class GraphSet:
     """
 
     def __init__(
-        self, sizes: Sequence[BatchDimensions], *, max_blocks: int, buckets_kv: bool, strict: bool = False
+        self,
+        sizes: Sequence[BatchDimensions],
+        *,
+        max_blocks: int,
+        buckets_kv: bool,
+        strict: bool = False,
+        snapshots_per_row: int = 0,
     ) -> None:
         self.sizes = list(sizes)
         """Ascending."""
         self.strict = strict
         """Whether a graph needs enough rows of each kind; see :func:`fits`."""
         self._max_blocks = max_blocks
+        self._snapshots_per_row = snapshots_per_row
         self.buckets_kv = buckets_kv
         self._replays: dict[BatchShape, Callable[[], Tensor]] = {}
         self._matches: dict[BatchDimensions, BatchDimensions | None] = {}
@@ -262,6 +269,7 @@ class GraphSet:
                 num_prefill=graph.num_prefill,
                 max_query_len=graph.num_tokens - graph.num_decode if graph.num_prefill else 0,
                 num_kv_blocks=columns,
+                num_snapshots=self._snapshots_per_row * graph.num_prefill,
             )
         return shape
 

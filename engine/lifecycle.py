@@ -41,6 +41,7 @@ from engine.models.weights import Refillable, check_weights
 from engine.prefix_cache import PrefixCache
 from engine.results import PendingForward
 from engine.runner import WIDE_COLUMNS, CaptureProgress, Runner
+from engine.table import RequestTable
 
 Weights = Iterable[tuple[str, Tensor]]
 WeightSource = str | Path | Weights
@@ -141,7 +142,8 @@ class Lifecycle:
         device, saved = runner.device, None
         before_bytes = device.used_bytes()
         if mode == "offload":
-            saved = HostCopy(runner, blocks_in_use(self._pool), self._controller.pending)
+            slots = slots_in_use(self._controller.table, self._cache)
+            saved = HostCopy(runner, blocks_in_use(self._pool), self._controller.pending, slots)
         elif mode == "recompute":
             device.synchronize()
         saved_bytes = 0 if saved is None else saved.num_bytes
@@ -253,20 +255,37 @@ def blocks_in_use(pool: BlockPool) -> NDArray[np.int64]:
     return np.flatnonzero(in_use)
 
 
+def slots_in_use(table: RequestTable, cache: PrefixCache | None) -> NDArray[np.int64]:
+    """State slots whose contents matter: of rows, and of snapshots; empty for models without."""
+    rows = table.state_slot[: table.num_live].astype(np.int64)
+    kept = [] if cache is None or cache.snapshots is None else [cache.snapshots.slots]
+    return np.concatenate([rows[rows >= 0], *kept])
+
+
 class HostCopy:
-    """What is not to be lost of the device's memory, in pinned host memory: blocks, columns, pending logits.
+    """What is not to be lost of the device's memory, in pinned host memory: blocks, slots, columns, pending logits.
 
     Making one waits for the device.
     """
 
-    def __init__(self, runner: Runner, block_ids: NDArray[np.int64], pending: PendingForward | None) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        block_ids: NDArray[np.int64],
+        pending: PendingForward | None,
+        slot_ids: NDArray[np.int64] | None = None,
+    ) -> None:
         self._runner = runner
         self._pending = pending
         device, tensors = runner.device, runner.cache_tensors
         device.synchronize()
-        self._block_ids = device.host(block_ids.size, torch.int64)
-        self._block_ids.copy_(torch.from_numpy(block_ids))
-        self._blocks = [device.host((block_ids.size, *tensor.shape[1:]), tensor.dtype) for tensor in tensors]
+        both = (np.zeros(0, dtype=np.int64) if slot_ids is None else slot_ids), block_ids
+        self._indices = tuple(device.host(ids.size, torch.int64).copy_(torch.from_numpy(ids)) for ids in both)
+        """Slots and blocks: what to keep of a tensor, by whether it is paged."""
+        self._parts = [
+            device.host((both[is_paged].size, *tensor.shape[1:]), tensor.dtype)
+            for tensor, is_paged in zip(tensors, runner.are_paged, strict=True)
+        ]
         held = {name: getattr(runner.columns, name) for name in _COLUMNS}
         self._columns = {name: _twin(device, column) for name, column in held.items() if column is not None}
         logits = None if pending is None else pending.logits
@@ -274,9 +293,10 @@ class HostCopy:
         self._prompt = None if logits is None or logits.prompt is None else _twin(device, logits.prompt)
 
         def save() -> None:
-            index = self._block_ids.to(device.torch_device)
-            for source, target in zip(tensors, self._blocks, strict=True):  # one by one: each needs room for itself
-                target.copy_(source.index_select(0, index), non_blocking=True)
+            indices = [ids.to(device.torch_device) for ids in self._indices]
+            # one by one: each needs room for itself
+            for source, target, is_paged in zip(tensors, self._parts, runner.are_paged, strict=True):
+                target.copy_(source.index_select(0, indices[is_paged]), non_blocking=True)
             for name, copy in self._columns.items():
                 copy.copy_(held[name], non_blocking=True)
             if logits is not None:
@@ -289,7 +309,7 @@ class HostCopy:
     @property
     def num_bytes(self) -> int:
         """Host memory it takes."""
-        copies = [self._block_ids, *self._blocks, *self._columns.values(), self._rows, self._prompt]
+        copies = [*self._indices, *self._parts, *self._columns.values(), self._rows, self._prompt]
         return sum(copy.nbytes for copy in copies if copy is not None)
 
     def detach(self) -> None:
@@ -307,9 +327,9 @@ class HostCopy:
             return copy.to(device.torch_device, non_blocking=True)
 
         def restore() -> None:
-            index = put(self._block_ids)
-            for copy, target in zip(self._blocks, tensors, strict=True):
-                target.index_copy_(0, index, put(copy))
+            indices = [put(ids) for ids in self._indices]
+            for copy, target, is_paged in zip(self._parts, tensors, self._runner.are_paged, strict=True):
+                target.index_copy_(0, indices[is_paged], put(copy))
             for name, copy in self._columns.items():
                 if name in WIDE_COLUMNS:
                     setattr(columns, name, put(copy))

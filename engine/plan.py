@@ -13,10 +13,14 @@ from torch import Tensor
 from engine.batch import BatchDimensions, BatchShape, PrefillPlan
 from engine.columns import NUM_FLOATS, NUM_INTS, WideRows, row_floats, row_ints
 from engine.layout import NO_NEW_BLOCKS, DecodeBatch, Layout, NewBlocks
+from engine.prefix_cache import StagedSnapshot
 from engine.request import Request
 from engine.staging import Field, HostSlab
 from engine.step_function import FROM_SAMPLE, NO_BLOCK
 from engine.table import RequestTable, Rows
+
+SNAPSHOTS_PER_ROW = 3
+"""Most snapshots that a forward makes of one prefill row; see :meth:`PrefixCache.boundaries`."""
 
 
 @dataclass(slots=True)
@@ -106,6 +110,27 @@ def stage_rows(half: HostSlab, table: RequestTable, layout: Layout, dummy_row: i
     f["logits_idx"][: at.size] = (f["query_start"][:n] + lengths - 1)[at]
 
 
+def stage_states(half: HostSlab, table: RequestTable, layout: Layout, dummy_slot: int) -> None:
+    """Stage where each row's recurrent state comes from and goes to; padding rows use the dummy slot."""
+    f, n, rows = half.fields, layout.shape.num_rows, layout.table_rows
+    own, snapshot = table.state_slot[rows], table.state_from[rows]
+    f["state_to"][:n] = f["state_from"][:n] = dummy_slot
+    f["state_to"][layout.batch_rows] = own
+    f["state_from"][layout.batch_rows] = np.where(table.is_prefill[rows] & (snapshot >= 0), snapshot, own)
+
+
+def stage_snapshots(half: HostSlab, layout: Layout, snapshots: Sequence[StagedSnapshot], dummy_slot: int) -> None:
+    """Stage the states that the forward keeps besides; those that it has room for and nobody wants go to the dummy."""
+    f, m = half.fields, layout.shape.num_snapshots
+    f["snap_row"][:m] = f["snap_after"][:m] = 0
+    f["snap_slot"][:m] = dummy_slot
+    if layout.shape.num_prefill:
+        f["snap_row"][:m] = layout.shape.num_decode
+    place = dict(zip(layout.table_rows.tolist(), layout.batch_rows.tolist(), strict=True))
+    for i, staged in enumerate(snapshots):
+        f["snap_row"][i], f["snap_after"][i], f["snap_slot"][i] = place[staged.row], staged.after, staged.slot
+
+
 def stage_tokens(half: HostSlab, table: RequestTable, layout: Layout, dummy_row: int) -> None:
     """Stage the per-token fields, after :func:`stage_rows`; padding tokens belong to the last row and the dummy."""
     f, shape, t = half.fields, layout.shape, layout.shape.num_tokens
@@ -164,13 +189,15 @@ def stage_prompt_rows(
     return torch.from_numpy(np.concatenate(idx)), torch.tensor(targets, dtype=torch.int64)
 
 
-def stage_padding(half: HostSlab, shape: BatchShape, dummy_row: int) -> None:
-    """Stage a batch of padding alone, for capture: it writes to the dummy block and nothing else."""
+def stage_padding(half: HostSlab, shape: BatchShape, dummy_row: int, dummy_slot: int = 0) -> None:
+    """Stage a batch of padding alone, for capture: it writes to the dummy block and slot and nothing else."""
     nobody = np.zeros(0, dtype=np.int64)
     layout = Layout(nobody, nobody, nobody, shape)
     table = RequestTable(1, 1)
     stage_rows(half, table, layout, dummy_row)
     stage_tokens(half, table, layout, dummy_row)
+    stage_states(half, table, layout, dummy_slot)
+    stage_snapshots(half, layout, (), dummy_slot)
     if shape.num_prefill:  # all tokens to the first prefill row, so that the kernels see real lengths
         first, f = shape.num_decode, half.fields
         f["query_len"][first] = f["kv_len"][first] = shape.num_tokens - first
@@ -180,10 +207,13 @@ def stage_padding(half: HostSlab, shape: BatchShape, dummy_row: int) -> None:
 
 def step_fields(max_requests: int, max_tokens: int, block_size: int) -> list[Field]:
     rows = ("table_row", "query_start", "query_len", "kv_len", "logits_idx", "row_block", "new_row")
+    states = ("state_from", "state_to")
+    snapshots = ("snap_row", "snap_after", "snap_slot")
     tokens = ("token_ids", "positions", "token_row", "batch_row")
     max_new_blocks = max_requests + -(-max_tokens // block_size)
     return [
-        *(Field(name, (max_requests,), torch.int64) for name in rows),
+        *(Field(name, (max_requests,), torch.int64) for name in (*rows, *states)),
+        *(Field(name, (SNAPSHOTS_PER_ROW * max_requests,), torch.int64) for name in snapshots),
         Field("new_ints", (max_requests, NUM_INTS), torch.int64),
         Field("new_floats", (max_requests, NUM_FLOATS), torch.float32),
         Field("block_row", (max_new_blocks,), torch.int64),

@@ -22,8 +22,9 @@ from engine.errors import ConfigError
 from engine.graph_gate import COMES_BACK, CONTINUING_CHUNK, is_gated
 from engine.graphs import GraphSet, graph_list
 from engine.layout import NO_NEW_BLOCKS, DecodeBatch, Layout, NewBlocks, are_neighbours, as_index
-from engine.models.base import Model, PlansPrefill
+from engine.models.base import LayerCache, Model, PagedState, PlansPrefill
 from engine.plan import (
+    SNAPSHOTS_PER_ROW,
     Plan,
     batch_rows_of,
     restage_decode,
@@ -33,15 +34,18 @@ from engine.plan import (
     stage_prompt_rows,
     stage_row_blocks,
     stage_rows,
+    stage_snapshots,
+    stage_states,
     stage_tokens,
     step_fields,
 )
+from engine.prefix_cache import StagedSnapshot
 from engine.request import Request
 from engine.results import Logits, PendingForward, SampleResult
 from engine.sample_launcher import SampleLauncher
 from engine.sampling.base import Sampler
 from engine.staging import Field, HostSlab, Slab
-from engine.step_function import StepFunction, has_decode_inputs, make_caches
+from engine.step_function import StepFunction, has_decode_inputs, has_slots, make_caches
 from engine.table import Moves, RequestTable, Rows
 from tracing.nvtx_ranges import CATEGORY_OF_DETAIL
 from tracing.recorder import Recorder
@@ -75,7 +79,10 @@ class Runner:
         self.recorder = recorder
         self.iteration = 0
         self.block_size = config.block_size
-        self.caches = make_caches(model, device, resolved.num_blocks + 1, config.block_size)
+        layout = model.cache_layout()
+        self._has_slots = has_slots(layout)
+        self._is_paged = tuple(isinstance(state, PagedState) for state in layout for _ in state.shapes)
+        self.caches = self._make_caches()
         self._flat_caches = tuple(tensor for layer in self.caches for tensor in layer)
         self.columns = DeviceColumns(
             device,
@@ -102,6 +109,11 @@ class Runner:
         """Whether captured decode forwards enter new blocks into the block table themselves."""
         device.synchronize()  # weights and buffers were filled on other streams
 
+    def _make_caches(self) -> list[LayerCache]:
+        resolved = self.resolved
+        num_slots = resolved.dummy_slot + 1 if self._has_slots else 0
+        return make_caches(self.model, self.device, resolved.num_blocks + 1, self.block_size, num_slots)
+
     def _make_planner(self) -> AttentionPlanner | None:
         if not isinstance(self.model, PlansPrefill):
             return None
@@ -109,7 +121,13 @@ class Runner:
         return self.model.make_planner(self.device, limits)
 
     def _graph_set(self, sizes: Sequence[BatchDimensions]) -> GraphSet:
-        return GraphSet(sizes, max_blocks=self.resolved.max_blocks_per_row, buckets_kv=self.device.kind != "cuda")
+        return GraphSet(
+            sizes,
+            max_blocks=self.resolved.max_blocks_per_row,
+            buckets_kv=self.device.kind != "cuda",
+            strict=self._has_slots,
+            snapshots_per_row=SNAPSHOTS_PER_ROW if self.resolved.num_snapshots else 0,
+        )
 
     def _launch(
         self,
@@ -128,7 +146,14 @@ class Runner:
 
     # -- prepare ---------------------------------------------------------------------------------------------------
 
-    def plan(self, table: RequestTable, table_rows: Rows, new: Sequence[Request], new_blocks: NewBlocks) -> Plan:
+    def plan(
+        self,
+        table: RequestTable,
+        table_rows: Rows,
+        new: Sequence[Request],
+        new_blocks: NewBlocks,
+        snapshots: Sequence[StagedSnapshot] = (),
+    ) -> Plan:
         """Stage the inputs of a forward over ``table_rows`` (decode before prefill); host only.
 
         ``kv_len`` of the rows must already count this forward's tokens. Blocks only if the staging half's last
@@ -137,7 +162,7 @@ class Runner:
         decode = None if new else self._decode_batch(table, table_rows)
         if decode is not None:
             return self._plan_decode(table, decode, new_blocks)
-        return self._plan_mixed(table, table_rows, new, new_blocks)
+        return self._plan_mixed(table, table_rows, new, new_blocks, snapshots)
 
     def _decode_batch(self, table: RequestTable, table_rows: Rows) -> DecodeBatch | None:
         """The batch of these rows if all of them decode; the one of the step before if they are the same."""
@@ -190,8 +215,17 @@ class Runner:
         half.layout = None  # until all of it is staged: an interrupt in between must not leave a half that lies
         stage_rows(half, table, layout, self.columns.dummy_row)
         stage_tokens(half, table, layout, self.columns.dummy_row)
+        if self._has_slots:
+            stage_states(half, table, layout, self.resolved.dummy_slot)
 
-    def _plan_mixed(self, table: RequestTable, table_rows: Rows, new: Sequence[Request], new_blocks: NewBlocks) -> Plan:
+    def _plan_mixed(
+        self,
+        table: RequestTable,
+        table_rows: Rows,
+        new: Sequence[Request],
+        new_blocks: NewBlocks,
+        snapshots: Sequence[StagedSnapshot],
+    ) -> Plan:
         is_prefill = table.is_prefill[table_rows]
         chunk = table.chunk_end[table_rows] - table.chunk_done[table_rows]
         query_len = np.where(is_prefill, chunk, 1).astype(np.int64)
@@ -204,10 +238,12 @@ class Runner:
         if graph is None and not prompt_rows and is_gated(self.resolved.config, self.graphs.sizes):
             miss_reason = CONTINUING_CHUNK if num_prefill > len(new) else COMES_BACK
         longest = int(query_len[dims.num_decode :].max()) if num_prefill else 0
-        shape = self._shape(dims, graph, longest, int(table.block_count[table_rows].max()))
+        shape = self._shape(dims, graph, longest, int(table.block_count[table_rows].max()), len(snapshots))
         layout = Layout(table_rows, batch_rows_of(dims, shape), query_len, shape)
         half = self.step_slab.acquire()
         self._stage(half, table, layout)
+        if shape.num_snapshots:
+            stage_snapshots(half, layout, snapshots, self.resolved.dummy_slot)
         stage_new(half, new, new_blocks)
         extra_idx, extra_targets = stage_prompt_rows(half, layout, prompt_rows)
         return Plan(
@@ -249,7 +285,12 @@ class Runner:
         return self.planner.plan(shape, rows, is_captured=is_captured)
 
     def _shape(
-        self, dims: BatchDimensions, graph: BatchDimensions | None, longest_query: int, kv_blocks: int
+        self,
+        dims: BatchDimensions,
+        graph: BatchDimensions | None,
+        longest_query: int,
+        kv_blocks: int,
+        num_snapshots: int = 0,
     ) -> BatchShape:
         if graph is not None:
             return self.graphs.shape(graph, kv_blocks)
@@ -259,6 +300,7 @@ class Runner:
             num_prefill=dims.num_prefill,
             max_query_len=longest_query,
             num_kv_blocks=kv_blocks,
+            num_snapshots=num_snapshots,
         )
 
     # -- forward ---------------------------------------------------------------------------------------------------
@@ -340,8 +382,15 @@ class Runner:
             f["row_block"][:n],
             self.columns.last_token,
             self.columns.block_table,
+            *self._state_inputs(shape),
             *self._flat_caches,
         )
+
+    def _state_inputs(self, shape: BatchShape) -> tuple[Tensor, ...]:
+        if not self._has_slots:
+            return ()
+        f, n, m = self.step_slab.device_fields, shape.num_rows, shape.num_snapshots
+        return f["state_from"][:n], f["state_to"][:n], f["snap_row"][:m], f["snap_after"][:m], f["snap_slot"][:m]
 
     # -- graphs ----------------------------------------------------------------------------------------------------
 
@@ -362,7 +411,7 @@ class Runner:
                 progress(done, len(shapes), self.graph_memory_bytes)
             half = self.step_slab.acquire()
             half.layout = None
-            stage_padding(half, shape, columns.dummy_row)
+            stage_padding(half, shape, columns.dummy_row, self.resolved.dummy_slot)
             self.device.compute.launch(half.upload)
             half.copied = self.device.compute.record()
             half.copied.wait()
@@ -421,8 +470,13 @@ class Runner:
 
     @property
     def cache_tensors(self) -> tuple[Tensor, ...]:
-        """Of all layers, each [num_blocks + 1, block_size, *per-token shape]; empty while they are let go of."""
+        """Of all layers, as :data:`engine.models.base.LayerCache`; empty while they are let go of."""
         return self._flat_caches
+
+    @property
+    def are_paged(self) -> tuple[bool, ...]:
+        """Of each of :attr:`cache_tensors`, whether blocks index it; slots index the others."""
+        return self._is_paged
 
     def let_go(self) -> None:
         """Give the memory of caches, graphs, planner and wide columns back; nothing may be in flight.
@@ -443,7 +497,7 @@ class Runner:
             ConfigError: memory cannot be had; nothing is held then, and it can be tried again.
         """
         try:
-            self.caches = make_caches(self.model, self.device, self.resolved.num_blocks + 1, self.block_size)
+            self.caches = self._make_caches()
             self._flat_caches = tuple(tensor for layer in self.caches for tensor in layer)
             self.planner = self._make_planner()
             self.device.synchronize()  # they were filled on another stream

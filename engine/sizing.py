@@ -14,6 +14,7 @@ from engine.graphs import graph_sizes
 from engine.models.base import Model
 from engine.models.loader import LoadedModel
 from engine.sampling import sampler_name
+from engine.step_function import bytes_per_slot, bytes_per_token
 
 
 def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) -> ResolvedConfig:
@@ -35,10 +36,12 @@ def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) ->
             f"max_sequence_length={limit} exceeds max_batch_tokens={config.max_batch_tokens}: without chunked prefill "
             "a sequence must fit one forward; set chunked_prefill, raise max_batch_tokens or lower max_sequence_length"
         )
+    num_snapshots = _num_snapshots(config, model)
     return ResolvedConfig(
         config=_with_graphs(config, device),
         dtype=dtype,
-        num_blocks=_checked_blocks(_num_blocks(config, model, limit, device), config, model, device),
+        num_blocks=_checked_blocks(_num_blocks(config, model, limit, device), num_snapshots, config, model, device),
+        num_snapshots=num_snapshots,
         max_sequence_length=limit,
         vocab_size=loaded.vocab_size,
         # Some checkpoints write -1 for "none": no id, and no index of a logits row either.
@@ -80,8 +83,10 @@ def _parameters(model: Model) -> Iterator[torch.Tensor]:
 def _num_blocks(config: EngineConfig, model: Model, limit: int, device: Device) -> int:
     if config.num_blocks is not None:
         return config.num_blocks
-    block_bytes = config.block_size * sum(state.bytes_per_token() for state in model.cache_layout())
+    block_bytes = config.block_size * bytes_per_token(model.cache_layout())
     wanted = config.max_requests * -(-limit // config.block_size)
+    if block_bytes == 0:  # nothing attends: blocks only count tokens
+        return wanted
     if config.kv_cache_gb is None:
         return max(1, min(wanted, _unasked_bytes(device) // block_bytes))
     affordable = int(config.kv_cache_gb * (1 << 30)) // block_bytes
@@ -92,17 +97,32 @@ def _num_blocks(config: EngineConfig, model: Model, limit: int, device: Device) 
     return affordable
 
 
+def _num_snapshots(config: EngineConfig, model: Model) -> int:
+    slot_bytes = bytes_per_slot(model.cache_layout())
+    if not slot_bytes or not config.prefix_caching:
+        return 0
+    if config.mamba_cache_gb is None:
+        return config.max_requests
+    affordable = int(config.mamba_cache_gb * (1 << 30)) // slot_bytes
+    if affordable < 1 and config.mamba_cache_gb:
+        raise ConfigError(f"mamba_cache_gb={config.mamba_cache_gb} holds no state of {slot_bytes} bytes; raise it")
+    return affordable
+
+
 def _unasked_bytes(device: Device) -> int:
     """What a pool may take that nobody gave a size: the CPU's memory is others' too, a GPU's is there to be used."""
     return (device.memory_bytes() - device.used_bytes()) // 2 if device.kind == "cuda" else 1 << 30
 
 
-def _checked_blocks(num_blocks: int, config: EngineConfig, model: Model, device: Device) -> int:
+def _checked_blocks(num_blocks: int, num_snapshots: int, config: EngineConfig, model: Model, device: Device) -> int:
     """``num_blocks`` if a machine like this could hold them at all; what else is in its memory is not looked at."""
-    size = (num_blocks + 1) * config.block_size * sum(state.bytes_per_token() for state in model.cache_layout())
-    if size > device.memory_bytes():
+    layout = model.cache_layout()
+    num_slots = config.max_requests + num_snapshots + 1
+    sizes = (num_blocks + 1) * config.block_size * bytes_per_token(layout), num_slots * bytes_per_slot(layout)
+    if sum(sizes) > device.memory_bytes():
+        states = f" and {num_slots} state slots {sizes[1] / 2**30:,.1f} GiB" if sizes[1] else ""
+        pool = f"a KV pool of {num_blocks} blocks of {config.block_size} tokens takes {sizes[0] / 2**30:,.1f} GiB"
         raise ConfigError(
-            f"a KV pool of {num_blocks} blocks of {config.block_size} tokens takes {size / 2**30:,.1f} GiB, there are "
-            f"{device.memory_bytes() / 2**30:,.1f}; lower num_blocks, kv_cache_gb or block_size"
+            f"{pool}{states}, there are {device.memory_bytes() / 2**30:,.1f}; lower num_blocks, kv_cache_gb, block_size or max_requests"
         )
     return num_blocks

@@ -9,15 +9,17 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from engine.batch import BatchShape, ForwardBatch, PrefillPlan
+from engine.batch import BatchShape, ForwardBatch, PrefillPlan, Snapshots
 from engine.device import Device
 from engine.errors import ConfigError
-from engine.models.base import LayerCache, Model
+from engine.models.base import LayerCache, LayerState, Model, PagedState, SlotState
 
 FROM_SAMPLE = -1
 """In ``token_ids``: take the row's newest sampled token, which is on the device only."""
 NO_BLOCK = -1
 """In ``row_block``: the row takes no new block in this step."""
+NUM_PLAIN_INPUTS, NUM_STATE_INPUTS = 12, 5
+"""Tensors that :meth:`Runner._step_inputs` gives before the caches: always, and more where a model has state slots."""
 
 
 @cache
@@ -38,14 +40,28 @@ class StepFunction:
         self._prefill_plan = prefill_plan
         self.key = (block_size, shape)
         """Tells one traced forward of a model from another, next to its inputs' shapes."""
-        self._tensors_a_layer = [len(state.shapes) for state in model.cache_layout()]
+        layout = model.cache_layout()
+        self._tensors_a_layer = [len(state.shapes) for state in layout]
+        self._num_inputs = NUM_PLAIN_INPUTS + (NUM_STATE_INPUTS if has_slots(layout) else 0)
+        self._marks_padding: bool = getattr(model, "wants_real_tokens", False)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Logits, [L, V]; ``inputs`` as :meth:`Runner._step_inputs` gives them."""
-        caches = _grouped(inputs[12:], self._tensors_a_layer)
+        plain, states = inputs[:NUM_PLAIN_INPUTS], inputs[NUM_PLAIN_INPUTS : self._num_inputs]
+        caches = _grouped(inputs[self._num_inputs :], self._tensors_a_layer)
         is_decode = not self._shape.num_prefill
-        fused = is_decode and inputs[0].is_cuda and has_decode_inputs()
-        return self._model(self._fused_batch(*inputs[:12]) if fused else self._batch(*inputs[:12]), caches)
+        fused = is_decode and plain[0].is_cuda and has_decode_inputs()
+        batch = self._fused_batch(*plain) if fused else self._batch(*plain)
+        if self._marks_padding:
+            token_row, block_table = plain[2], plain[11]
+            batch = batch._replace(is_real_T=token_row != block_table.shape[0] - 1)
+        return self._model(self._with_states(batch, states), caches)
+
+    def _with_states(self, batch: ForwardBatch, states: tuple[Tensor, ...]) -> ForwardBatch:
+        if not states:
+            return batch
+        snapshots = Snapshots(*states[2:]) if self._shape.num_snapshots else None
+        return batch._replace(state_from_N=states[0], state_to_N=states[1], snapshots=snapshots)
 
     def _batch(self, *inputs: Tensor) -> ForwardBatch:
         token_ids, positions, token_row, batch_row, table_row, query_start, query_len, kv_len, logits_idx = inputs[:9]
@@ -105,24 +121,51 @@ def _grouped(flat: Sequence[Tensor], sizes: Sequence[int]) -> list[LayerCache]:
     return layers
 
 
-def make_caches(model: Model, device: Device, num_blocks: int, block_size: int) -> list[LayerCache]:
-    """Zeroed cache tensors of every layer, [num_blocks, block_size, *per-token shape].
+def has_slots(layout: Sequence[LayerState]) -> bool:
+    """Whether any layer has a state of slots."""
+    return any(isinstance(state, SlotState) for state in layout)
+
+
+def bytes_per_token(layout: Sequence[LayerState]) -> int:
+    """Cache bytes of one token, all layers; 0 where no layer attends."""
+    return sum(state.bytes_per_token() for state in layout if isinstance(state, PagedState))
+
+
+def bytes_per_slot(layout: Sequence[LayerState]) -> int:
+    """Bytes of one slot, all layers; 0 where no layer has slots."""
+    return sum(state.bytes_per_slot() for state in layout if isinstance(state, SlotState))
+
+
+def make_caches(model: Model, device: Device, num_blocks: int, block_size: int, num_slots: int = 0) -> list[LayerCache]:
+    """Zeroed tensors of every layer state.
+
+    Args:
+        model: Says which.
+        device: Where they lie.
+        num_blocks: Leading size of paged ones, [num_blocks, block_size, *per-token shape]; the dummy block counts.
+        block_size: Tokens of a block.
+        num_slots: Leading size of those of slots, [num_slots, *shape]; the dummy slot counts.
 
     Raises:
         ConfigError: they do not fit the device's memory.
     """
-    states = model.cache_layout()
+    layout = model.cache_layout()
+
+    def leading(state: LayerState) -> tuple[int, ...]:
+        return (num_blocks, block_size) if isinstance(state, PagedState) else (num_slots,)
+
     try:
         return [
             tuple(
-                device.zeros((num_blocks, block_size, *shape), dtype)
+                device.zeros((*leading(state), *shape), dtype)
                 for shape, dtype in zip(state.shapes, state.dtypes, strict=True)
             )
-            for state in states
+            for state in layout
         ]
     except (RuntimeError, MemoryError) as error:  # torch's allocators raise RuntimeError, or a subclass on CUDA
-        gib = num_blocks * block_size * sum(state.bytes_per_token() for state in states) / 2**30
+        gib = num_blocks * block_size * bytes_per_token(layout) / 2**30
+        slots = f" and {num_slots} state slots {num_slots * bytes_per_slot(layout) / 2**30:,.1f} GiB" * bool(num_slots)
         raise ConfigError(
-            f"a KV pool of {num_blocks} blocks of {block_size} tokens takes {gib:,.1f} GiB, which cannot be had here; "
-            "lower num_blocks, kv_cache_gb, block_size or max_requests"
+            f"a KV pool of {num_blocks} blocks of {block_size} tokens takes {gib:,.1f} GiB{slots}, which cannot be had "
+            "here; lower num_blocks, kv_cache_gb, block_size or max_requests"
         ) from error

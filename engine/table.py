@@ -12,7 +12,8 @@
         is_fresh     [R]     bool    its prompt's sample is not resolved yet
         block_count  [R]     int32   blocks held
         block_ids    [R, C]  int32   -1 past block_count
-        state_slot   [R]     int32   recurrent-state slot; -1 without one
+        state_slot   [R]     int32   recurrent-state slot; -1 where the model has none
+        state_from   [R]     int32   slot of the snapshot that its next forward goes on from; -1: from its own slot
         num_drafts   [R]     int32   drafted tokens in the pending forward
         num_accepted [R]     int32   of those, accepted
         chunk_done   [R]     int32   prompt tokens in the cache before the present chunk: of its prefix, of chunks
@@ -32,6 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.cache.slots import SlotPool
 from engine.request import Request
 from engine.token_log import TokenLog
 
@@ -47,6 +49,7 @@ _COLUMNS: dict[str, tuple[type[np.generic], int]] = {
     "is_fresh": (np.bool_, 0),
     "block_count": (np.int32, 0),
     "state_slot": (np.int32, -1),
+    "state_from": (np.int32, -1),
     "num_drafts": (np.int32, 0),
     "num_accepted": (np.int32, 0),
     "chunk_done": (np.int32, 0),
@@ -91,8 +94,10 @@ def fill_holes(alive: NDArray[np.bool_]) -> Rows:
 class RequestTable:
     """See the module's text for the map. All columns move together, in :meth:`rearrange` and nowhere else (I11)."""
 
-    def __init__(self, max_requests: int, max_blocks_per_row: int) -> None:
+    def __init__(self, max_requests: int, max_blocks_per_row: int, slots: SlotPool | None = None) -> None:
         self.max_requests = max_requests
+        self.slots = slots
+        """Of recurrent states, one a row; None where the model has none."""
         self.num_paused = 0
         self.num_live = 0
         self.version = 0
@@ -113,6 +118,7 @@ class RequestTable:
         self.is_fresh: NDArray[np.bool_] = _column("is_fresh", max_requests)
         self.block_count: NDArray[np.int32] = _column("block_count", max_requests)
         self.state_slot: NDArray[np.int32] = _column("state_slot", max_requests)
+        self.state_from: NDArray[np.int32] = _column("state_from", max_requests)
         self.num_drafts: NDArray[np.int32] = _column("num_drafts", max_requests)
         self.num_accepted: NDArray[np.int32] = _column("num_accepted", max_requests)
         self.chunk_done: NDArray[np.int32] = _column("chunk_done", max_requests)
@@ -147,6 +153,7 @@ class RequestTable:
         """Let a partial row read on to ``end`` prompt tokens, with more blocks."""
         self.chunk_done[row] = self.chunk_end[row]
         self.chunk_end[row] = end
+        self.state_from[row] = -1
         count = int(self.block_count[row])
         self.block_ids[row, count : count + block_ids.size] = block_ids
         self.block_count[row] += block_ids.size
@@ -180,6 +187,7 @@ class RequestTable:
         prefill_len: int,
         chunk: tuple[int, int] | None = None,
         max_blocks: int = 0,
+        state_from: int = -1,
     ) -> int:
         """Append a prefill row holding ``block_ids``; returns its index. The caller checked that a row is free.
 
@@ -189,6 +197,7 @@ class RequestTable:
             prefill_len: Tokens to have in the cache before it decodes.
             chunk: Where the first chunk begins and ends; None: all of them.
             max_blocks: Blocks set aside for it.
+            state_from: Slot that holds the state behind the tokens it skips; -1: it skips none, or has no state.
         """
         row = self.num_live
         assert row < self.max_requests, "no free row"
@@ -206,6 +215,8 @@ class RequestTable:
         self.is_watched[row] = request.is_watched
         self.block_ids[row, : block_ids.size] = block_ids
         self.block_count[row] = block_ids.size
+        if self.slots is not None:
+            self.state_slot[row], self.state_from[row] = self.slots.take(), state_from
         self.num_live += 1
         self.version += 1
         request.row = row
@@ -248,6 +259,8 @@ class RequestTable:
         old_live = self.num_live
         dropped = np.ones(old_live, dtype=np.bool_)
         dropped[order] = False
+        if self.slots is not None:
+            self.slots.give_back(self.state_slot[:old_live][dropped])
         target = np.flatnonzero(order != np.arange(order.size)).astype(np.int64)
         source = order[target]
         for row in np.flatnonzero(dropped).tolist():
@@ -284,6 +297,8 @@ class RequestTable:
             if request is not None:
                 request.row = request.token_log = None
             self.clear(row)
+        if self.slots is not None:
+            self.slots.reset()
         self.num_live = 0
         self.num_paused = 0
         self.version += 1

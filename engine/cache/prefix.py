@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -90,6 +90,8 @@ class PrefixIndex:
         self._leaves: list[tuple[int, int]] = []
         """Heap of (when it was used last, block). Holds every idle leaf, and entries that are true no more."""
         self.num_idle = 0
+        self.on_forget: Callable[[Digest], None] | None = None
+        """Called with every name that is forgotten: what else was kept under it goes too."""
 
     def __len__(self) -> int:
         return len(self._by_block)
@@ -101,6 +103,15 @@ class PrefixIndex:
     def idle(self) -> list[int]:
         """Those that nobody holds."""
         return [named.block for named in self._by_block.values() if named.is_idle]
+
+    def knows(self, digest: Digest) -> bool:
+        """Whether a block has this name."""
+        return digest in self._by_digest
+
+    def is_held(self, digest: Digest) -> bool:
+        """Whether somebody holds the block of that name; one without a block is held by nobody."""
+        named = self._by_digest.get(digest)
+        return named is not None and not named.is_idle
 
     def match(self, digests: Sequence[Digest]) -> list[int]:
         """Blocks of the longest known prefix, first block first. Changes nothing (I19)."""
@@ -214,6 +225,9 @@ class PrefixIndex:
 
     def clear(self) -> None:
         """No block has a name."""
+        if self.on_forget is not None:
+            for digest in self._by_digest:
+                self.on_forget(digest)
         self._by_digest.clear()
         self._by_block.clear()
         self._leaves.clear()
@@ -228,6 +242,8 @@ class PrefixIndex:
 
     def _forget(self, named: _Named) -> None:
         del self._by_digest[named.digest], self._by_block[named.block]
+        if self.on_forget is not None:
+            self.on_forget(named.digest)
         self.version += 1
         self.num_idle -= named.is_idle
         parent = named.parent

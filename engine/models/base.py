@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from engine.attention.base import AttentionPlanner, PlannerLimits
 
 LayerCache = tuple[Tensor, ...]
-"""The paged tensors of one layer, each [num_blocks + 1, block_size, *per-token shape]; the last block is the dummy."""
+"""The tensors of one layer state. Paged: each [num_blocks + 1, block_size, *per-token shape], the last block the dummy.
+Of slots: each [num_slots + 1, *shape], the last slot the dummy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +36,44 @@ class PagedState:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotState:
+    """A layer state of fixed size, one slot a row: what a recurrence remembers (convolution columns, SSM state).
+
+    A row's forward starts from the state of slot ``batch.state_from_N`` (from zeros where the row has no tokens before
+    it) and leaves the state behind its last token in slot ``batch.state_to_N``.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    """Shape of each tensor of one slot."""
+    dtypes: tuple[torch.dtype, ...]
+    """One dtype a tensor."""
+
+    def bytes_per_slot(self) -> int:
+        """Bytes of one slot in this layer."""
+        return sum(
+            torch.Size(shape).numel() * dtype.itemsize for shape, dtype in zip(self.shapes, self.dtypes, strict=True)
+        )
+
+
+LayerState = PagedState | SlotState
+
+
 @runtime_checkable
 class Model(Protocol):
     """A torch module with these members. ``forward`` must not branch on tensor values (see ``engine/graphs.py``).
 
-    ``forward`` writes the step's entries into ``caches`` at ``batch.slots_T`` and reads rows back through
-    ``batch.block_table_NK``; it returns logits, shape [L, vocab_size], on the batch's device. It may branch on
-    ``batch.shape`` only, synchronises nothing, and keeps no state between calls but the caches.
+    ``forward`` writes the step's entries into paged ``caches`` at ``batch.slots_T`` and reads rows back through
+    ``batch.block_table_NK`` (states of slots: see :class:`SlotState`); it returns logits, shape [L, vocab_size], on the
+    batch's device. It may branch on ``batch.shape`` only, synchronises nothing, and keeps no state between calls but
+    the caches.
     """
 
     vocab_size: int
     max_position: int
     """Longest sequence the checkpoint was made for."""
 
-    def cache_layout(self) -> Sequence[PagedState]:
+    def cache_layout(self) -> Sequence[LayerState]:
         """One state a layer that caches, in the order ``forward`` takes ``caches``."""
         ...
 

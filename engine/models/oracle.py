@@ -3,6 +3,9 @@
 Its cache holds (token id, position) of every token. A row's logits hash every entry it reads, with the place it was
 read from, so any wrong block, slot, row, length or order changes the output; equality between schedules is exact in
 every dtype, and a step costs well under a millisecond. For tests of scheduling (design §12).
+
+``oracle-hybrid`` has a recurrent state as well: a rolling hash of the row's tokens, h' = A h + v(token) in wrapping int64
+arithmetic, mixed into the logits. A token that enters it twice, or not at all, or in another order, changes them.
 """
 
 from __future__ import annotations
@@ -13,27 +16,44 @@ import torch
 from torch import Tensor, nn
 
 from engine.batch import ForwardBatch
-from engine.models.base import LayerCache, PagedState
+from engine.models.base import LayerCache, LayerState, PagedState, SlotState
 from engine.models.loader import LoadedModel
 
 _MIX_TOKEN, _MIX_POSITION, _MIX_PLACE, _MIX_VOCAB = 2654435761, 40503, 2246822519, 3266489917
 _MASK = (1 << 31) - 1
+_ROLL = 6364136223846793005
+_UNROLL = pow(_ROLL, -1, 1 << 64)
+"""The factor A of the rolling hash, odd, and its inverse modulo 2**64."""
 
 
 class OracleModel(nn.Module):
     """Letters: T tokens, N rows, K blocks a row, P keys (K blocks of tokens), V vocabulary, L logits rows."""
 
-    def __init__(self, vocab_size: int = 64, *, device: torch.device, max_position: int = 4096, spread: float = 8.0):
+    def __init__(
+        self,
+        vocab_size: int = 64,
+        *,
+        device: torch.device,
+        max_position: int = 4096,
+        spread: float = 8.0,
+        is_recurrent: bool = False,
+    ):
         super().__init__()
+        self.is_recurrent = is_recurrent
         self.vocab_size = vocab_size
         self.max_position = max_position
         self.spread = spread
         """Logits lie in [0, spread)."""
         self.register_buffer("vocab_V", torch.arange(vocab_size, device=device, dtype=torch.int64) * _MIX_VOCAB)
 
-    def cache_layout(self) -> Sequence[PagedState]:
-        """One layer of (token id, position) pairs."""
-        return [PagedState(shapes=((2,),), dtypes=(torch.int64,))]
+        for name, factor in (("rolled_P", _ROLL), ("unrolled_P", _UNROLL)) if is_recurrent else ():
+            powers = torch.tensor(_powers(factor, max_position), dtype=torch.int64, device=device)
+            self.register_buffer(name, powers)
+
+    def cache_layout(self) -> Sequence[LayerState]:
+        """One layer of (token id, position) pairs; with a recurrent state one of hashes as well."""
+        paged = PagedState(shapes=((2,),), dtypes=(torch.int64,))
+        return [paged, SlotState(shapes=((1,),), dtypes=(torch.int64,))] if self.is_recurrent else [paged]
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
         """Logits [L, V], float32, whatever was read."""
@@ -54,8 +74,58 @@ class OracleModel(nn.Module):
         before_L = batch.kv_len_N.index_select(0, row_L) - batch.query_len_N.index_select(0, row_L)
         last_L = (before_L + token_L - start_L).clamp(0, num_keys - 1)
         state_L = prefix_NP.index_select(0, row_L).gather(1, last_L[:, None])
+        if self.is_recurrent:
+            state_L = state_L + _mix(self._roll(batch, caches[1][0]).index_select(0, token_L))[:, None]
         mixed_LV = _mix(_mix(state_L) + self.vocab_V)  # type: ignore[operator]
         return (mixed_LV % 65536).to(torch.float32) * (self.spread / 65536)
+
+    def _roll(self, batch: ForwardBatch, hashes: Tensor) -> Tensor:
+        """The rolling hash behind each token, [T]; rows' last ones and snapshots are stored in ``hashes`` [slots, 1].
+
+        With i a token's place in its row, h_i = A^i (A h + sum of A^-j v_j for j up to i), where h is the row's hash
+        before this forward.
+        """
+        assert batch.state_from_N is not None and batch.state_to_N is not None
+        rolled_P, unrolled_P = self.rolled_P, self.unrolled_P
+        assert isinstance(rolled_P, Tensor) and isinstance(unrolled_P, Tensor)
+        row_T, start_N, len_N = batch.row_T, batch.query_start_N, batch.query_len_N
+        place_T = (torch.arange(row_T.shape[0], device=row_T.device) - start_N.index_select(0, row_T)).clamp(min=0)
+        value_T = batch.token_ids_T * _MIX_TOKEN + 1
+        sum_T = (value_T * unrolled_P.index_select(0, place_T)).cumsum(0)
+        zero = torch.zeros_like(sum_T[:1])
+        before_N = torch.cat([zero, sum_T]).index_select(0, start_N)
+        was_N = hashes.index_select(0, batch.state_from_N)[:, 0]
+        was_N = torch.where(batch.kv_len_N > len_N, was_N, torch.zeros_like(was_N))
+        base_N = was_N * _signed(_ROLL) - before_N
+        hash_T = rolled_P.index_select(0, place_T) * (sum_T + base_N.index_select(0, row_T))
+        last_N = (start_N + len_N - 1).clamp(min=0)
+        hashes.index_copy_(0, batch.state_to_N, hash_T.index_select(0, last_N)[:, None])
+        if batch.snapshots is not None:
+            kept = batch.snapshots
+            token_M = (start_N.index_select(0, kept.row_M) + kept.after_M - 1).clamp(min=0)
+            hashes.index_copy_(0, kept.slot_M, hash_T.index_select(0, token_M)[:, None])
+        return hash_T
+
+
+def rolling_hash(token_ids: Sequence[int]) -> int:
+    """The recurrent state behind these tokens, one by one: what :meth:`OracleModel._roll` must come to; an int64."""
+    state = 0
+    for token in token_ids:
+        state = (state * _ROLL + token * _MIX_TOKEN + 1) % (1 << 64)
+    return _signed(state)
+
+
+def _signed(value: int) -> int:
+    """The int64 of the same 64 bits."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _powers(factor: int, count: int) -> list[int]:
+    power, powers = 1, []
+    for _ in range(count):
+        powers.append(_signed(power))
+        power = power * factor % (1 << 64)
+    return powers
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -69,11 +139,19 @@ def _mix(x: Tensor) -> Tensor:
 
 def load_oracle(*, attention: str, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
     """The model behind the name ``oracle``: 64 ids, the last one EOS; ``attention`` and ``dtype`` do not matter."""
-    model = OracleModel(device=device)
+    return _loaded("oracle", OracleModel(device=device))
+
+
+def load_oracle_hybrid(*, attention: str, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+    """The model behind the name ``oracle-hybrid``: as ``oracle``, with a recurrent state."""
+    return _loaded("oracle-hybrid", OracleModel(device=device, is_recurrent=True))
+
+
+def _loaded(name: str, model: OracleModel) -> LoadedModel:
     return LoadedModel(
         model=model,
         tokenizer=None,
-        name="oracle",
+        name=name,
         eos_token_ids=(model.vocab_size - 1,),
         vocab_size=model.vocab_size,
         architecture="Oracle",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.models.base import Model
+from engine.step_function import bytes_per_slot, bytes_per_token
 
 _COPIES, _SAMPLES = 4, 9
 _BUFFER_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}
@@ -53,7 +54,12 @@ def weight_bytes(model: Model) -> int:
 
 def kv_bytes(model: Model, tokens: float) -> float:
     """Cache bytes of so many tokens, all layers; a sliding window is not taken off."""
-    return tokens * sum(state.bytes_per_token() for state in model.cache_layout())
+    return tokens * bytes_per_token(model.cache_layout())
+
+
+def state_bytes(model: Model, rows: float) -> float:
+    """Bytes of recurrent state that a decode step of so many rows reads and writes."""
+    return 2 * rows * bytes_per_slot(model.cache_layout())
 
 
 def floor_ms(model: Model, *, rows: int, cached: float, bandwidth: float) -> float:
@@ -65,7 +71,8 @@ def floor_ms(model: Model, *, rows: int, cached: float, bandwidth: float) -> flo
         cached: Tokens whose keys and values a row reads, on average.
         bandwidth: Bytes a second.
     """
-    return (weight_bytes(model) + kv_bytes(model, rows * cached)) / bandwidth * 1e3
+    read = weight_bytes(model) + kv_bytes(model, rows * cached) + state_bytes(model, rows)
+    return read / bandwidth * 1e3
 
 
 def _bytes(tensor: Tensor) -> int:

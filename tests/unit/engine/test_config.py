@@ -39,8 +39,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 LATER: list[dict[str, Any]] = [
-    {"mamba_cache_gb": 1.0},
-    {"ssm_backend": "torch"},
     {"speculative_tokens": 1},
     {"routing_replay": "record"},
     {"expert_parallel": 2},
