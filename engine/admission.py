@@ -93,6 +93,8 @@ class Capacity:
     """Asks that a captured graph runs it; None: graphs are no matter."""
     chunked: bool = False
     """Whether a prompt may enter with a part of it."""
+    drafts: int = 0
+    """Draft tokens a step: their heads write so many positions behind a prompt, twice as many behind the output."""
 
     def after(self, entry: Entry) -> Capacity:
         """What is left once a request is in. Behind a partial chunk nobody enters: the rest comes first."""
@@ -105,9 +107,9 @@ class Capacity:
         )
 
 
-def blocks_for(request: Request, block_size: int) -> int:
-    """Blocks a request holds at most. Its last token is sampled but never cached."""
-    longest = len(request.prompt_ids) + request.max_new_tokens - 1
+def blocks_for(request: Request, block_size: int, drafts: int = 0) -> int:
+    """Blocks a request holds at most. Its last token is sampled but never cached; ``drafts`` a step lie behind it."""
+    longest = len(request.prompt_ids) + request.max_new_tokens - 1 + 2 * drafts
     return -(-longest // block_size)
 
 
@@ -127,9 +129,10 @@ def consider(request: Request, capacity: Capacity, hit: Hit = NO_HIT) -> Entry |
     chunk = _first_chunk(request, length - done, capacity)
     if isinstance(chunk, Refusal):
         return chunk
-    most = blocks_for(request, capacity.block_size)
+    most = blocks_for(request, capacity.block_size, capacity.drafts)
     # A partial prompt asks for the blocks of all its chunks: else others would use them up, and it would go back.
-    needed = most if capacity.reserves else -(-length // capacity.block_size) - hit.block_ids.size + hit.num_idle
+    at_once = -(-(length + capacity.drafts) // capacity.block_size) - hit.block_ids.size
+    needed = most if capacity.reserves else at_once + hit.num_idle
     if needed > capacity.free_blocks:
         return Refusal.NO_BLOCKS
     return Entry(length, done, done + chunk, hit.block_ids, needed, most, hit.state_from)
@@ -247,8 +250,10 @@ class RequestQueue:
         room: RoomKeeper | None = None,
         gate: GraphGate | None = None,
         policy: AdmissionPolicy | None = None,
+        drafts: int = 0,
     ) -> None:
         self._table = table
+        self._drafts = drafts
         self._pool = pool
         self._max_batch_tokens = max_batch_tokens
         self._block_size = block_size
@@ -343,6 +348,7 @@ class RequestQueue:
             reserves=self._room is None,
             num_paused=table.num_paused,
             chunked=self._chunked,
+            drafts=self._drafts,
         )
 
     def hit(self, request: Request) -> Hit:
@@ -360,13 +366,13 @@ class RequestQueue:
         return 0 if row is None else self._blocks_to_read(row, self._next_chunk(row)[1].tokens)
 
     def _blocks_to_read(self, row: int, chunk: int) -> int:
-        end = int(self._table.chunk_end[row]) + chunk
+        end = int(self._table.chunk_end[row]) + chunk + self._drafts
         return -(-end // self._block_size) - int(self._table.block_count[row])
 
     def _next_forward(self) -> tuple[BatchDimensions, int]:
         """What the rows that are there make of the next forward, and the tokens it has left for others."""
         table, row = self._table, self._table.partial_row
-        held = _decoding(table.num_active - (row is not None))
+        held = self._decoding(table.num_active - (row is not None))
         if row is None:
             return held, self._max_batch_tokens - held.num_tokens
         remaining, chunk = self._next_chunk(row)
@@ -377,13 +383,16 @@ class RequestQueue:
 
     def _next_chunk(self, row: int) -> tuple[int, Chunk]:
         """Prompt tokens that a partial row has still to read, and its next chunk: never none of them."""
-        table, held = self._table, _decoding(self._table.num_active - 1)
+        table, held = self._table, self._decoding(self._table.num_active - 1)
         remaining, budget = int(table.prompt_len[row] - table.chunk_end[row]), self._max_batch_tokens - held.num_tokens
         if self._gate is not None:
             return remaining, self._gate.continuing(held, remaining, budget)
         tokens = chunk_size(remaining, budget)
         assert tokens, "max_batch_tokens leaves no chunk beside decode rows"
         return remaining, Chunk(tokens=tokens)
+
+    def _decoding(self, num_rows: int) -> BatchDimensions:
+        return BatchDimensions(num_tokens=num_rows * (1 + self._drafts), num_prefill=0, num_decode=num_rows)
 
     def head_refusal(self) -> Refusal | None:
         """See :class:`AdmissionQueue`."""
@@ -479,7 +488,7 @@ class RequestQueue:
     def _place(self, request: Request, entry: Entry, now_ns: int) -> None:
         if self._cache is not None:
             self._cache.take(request, entry.shared)
-        block_ids = self._pool.allocate(-(-entry.end // self._block_size) - entry.shared.size)
+        block_ids = self._pool.allocate(-(-(entry.end + self._drafts) // self._block_size) - entry.shared.size)
         assert block_ids is not None, "fewer free blocks than were counted"
         row = self._table.add(
             request,
@@ -503,7 +512,3 @@ class RequestQueue:
         self._waiting.clear()
         self._aborted.clear()
         return dropped
-
-
-def _decoding(num_rows: int) -> BatchDimensions:
-    return BatchDimensions(num_tokens=num_rows, num_prefill=0, num_decode=num_rows)

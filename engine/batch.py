@@ -5,7 +5,7 @@ Letters: T tokens (padded), N batch rows (padded), K block-table columns, L logi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -36,7 +36,7 @@ class BatchDimensions:
 class BatchShape:
     """The Python integers a forward may branch on. Everything else is tensors, so a trace stays valid.
 
-    Batch rows come decode first, then prefill. Decode row i has exactly one token, at token index i.
+    Batch rows come decode first, then prefill. A model's decode row i has exactly one token, at token index i.
     """
 
     num_tokens: int
@@ -49,6 +49,9 @@ class BatchShape:
     """Upper bound of the query tokens of a prefill row; 0 without prefill rows."""
     num_kv_blocks: int
     """K: upper bound of the blocks any row of this batch reads."""
+    decode_width: int = 1
+    """Tokens of a decode row: decode row i has those from i * width on. Models see rows of several tokens as prefill
+    rows (:meth:`for_model`)."""
     num_snapshots: int = 0
     """M: states kept besides those of the rows' ends, padding included."""
 
@@ -56,6 +59,18 @@ class BatchShape:
     def num_rows(self) -> int:
         """N."""
         return self.num_decode + self.num_prefill
+
+    @property
+    def num_logits(self) -> int:
+        """L: one row for each token of a decode row, one for each prefill row."""
+        return self.num_decode * self.decode_width + self.num_prefill
+
+    def for_model(self) -> BatchShape:
+        """The same forward without decode rows of several tokens."""
+        if self.decode_width == 1:
+            return self
+        longest = max(self.max_query_len, self.decode_width if self.num_decode else 0)
+        return replace(self, num_decode=0, num_prefill=self.num_rows, max_query_len=longest, decode_width=1)
 
 
 class PrefillPlan(Protocol):
@@ -78,7 +93,8 @@ class Snapshots(NamedTuple):
     """Query tokens of that row in this forward behind which the state is taken: in [1, query_len], 0 for padding,
     which stores whatever is at hand."""
     slot_M: Tensor
-    """Slot that it goes to; the dummy slot for padding. No slot twice but the dummy, and none that a row names."""
+    """Slot that it goes to; the dummy slot for padding. No slot twice but the dummy, and none that a row of this forward
+    names, but for the one that its own row goes on from: that is read before it is written."""
 
 
 class ForwardBatch(NamedTuple):
@@ -120,3 +136,5 @@ class ForwardBatch(NamedTuple):
     """Of prefill rows, where a prefix cache keeps states."""
     is_real_T: Tensor | None = None
     """[T] bool, False for padding. None for models that do not ask for it (``wants_real_tokens``)."""
+    first_key: int = 0
+    """Keys before this position are seen by no query but their own: a draft layer has no entries there."""

@@ -9,6 +9,8 @@
         bias_values    [R+1, K]  float32                                                (made when first needed)
         output_counts  [R+1, V]  int32    generated tokens                              (made when first needed)
         prompt_mask    [R+1, V]  bool     tokens of the prompt                          (made when first needed)
+        drafts         [R+1, S]  int64    what may follow last_token       (S draft tokens a step; None without any)
+        length         [R+1]     int64    tokens whose ids are known, last_token's too                (the same)
 
 Rows are written when a request gets its row and otherwise only by the sampler (last_token, position, output_counts)
 and by moves. All methods but the constructor run inside launched work, in stream order, and wait for nothing.
@@ -74,7 +76,14 @@ class DeviceColumns:
     """See the module's text for the map."""
 
     def __init__(
-        self, device: Device, *, max_requests: int, max_blocks: int, dummy_block: int, vocab_size: int
+        self,
+        device: Device,
+        *,
+        max_requests: int,
+        max_blocks: int,
+        dummy_block: int,
+        vocab_size: int,
+        num_drafts: int = 0,
     ) -> None:
         self._device = device
         self.dummy_row = max_requests
@@ -85,6 +94,8 @@ class DeviceColumns:
         self._table_view = None if self.block_table.is_cuda else self.block_table.numpy()
         self.ints = device.zeros((max_requests + 1, NUM_INTS), torch.int64)
         self.floats = device.zeros((max_requests + 1, NUM_FLOATS), torch.float32)
+        self.drafts = device.zeros((max_requests + 1, num_drafts), torch.int64) if num_drafts else None
+        self.length = device.zeros((max_requests + 1,), torch.int64) if num_drafts else None
         self.stop_ids: Tensor | None = None
         self.bias_ids: Tensor | None = None
         self.bias_values: Tensor | None = None
@@ -144,8 +155,15 @@ class DeviceColumns:
         plain = torch.from_numpy(values)
         return self._device.host(tuple(plain.shape), plain.dtype).copy_(plain)
 
-    def write_rows(self, rows: Tensor, ints: Tensor, floats: Tensor, wide: WideRows) -> None:
-        """Start ``rows`` [n]: parameters set, block table all dummy but for shared blocks, no history."""
+    def write_rows(
+        self, rows: Tensor, ints: Tensor, floats: Tensor, wide: WideRows, lengths: Tensor | None = None
+    ) -> None:
+        """Start ``rows`` [n]: parameters set, block table all dummy but for shared blocks, no history.
+
+        ``lengths`` [n] int64 are the tokens that their prefills read.
+        """
+        if self.length is not None and lengths is not None:
+            self.length.index_copy_(0, rows, lengths)
         self.ints.index_copy_(0, rows, ints)
         self.floats.index_copy_(0, rows, floats)
         self.block_table.index_fill_(0, rows, self.dummy_block)
@@ -206,6 +224,8 @@ class DeviceColumns:
             self.bias_values,
             self.output_counts,
             self.prompt_mask,
+            self.drafts,
+            self.length,
         )
         return [column for column in columns if column is not None]
 

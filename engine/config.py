@@ -33,7 +33,6 @@ def check_mode(mode: str) -> Mode:
 
 
 _NOT_YET: dict[str, tuple[Any, str]] = {
-    "speculative_tokens": (0, "multi-token drafting"),
     "routing_replay": (None, "routing replay"),
     "expert_parallel": (1, "expert parallelism"),
 }
@@ -109,7 +108,8 @@ class EngineConfig:
     """In async mode, let prompts enter the next forward while the pending one still runs: admission, chunks and first
     tokens cost no exposed iteration. That a row has ended is noticed a forward later, as wherever forwards overlap."""
     speculative_tokens: int = 0
-    """Draft tokens a step. Not available yet."""
+    """Tokens that the model's own draft heads (MTP layers) propose for each decode row and step, at most as many as it
+    has. The next forward reads them beside the newest token and verifies them: outputs are those of 0, only faster."""
     mamba_cache_gb: float | None = None
     """With ``prefix_caching``, on models with recurrent layers: GiB for snapshots of their states at block borders,
     without which no prefix can be skipped. 0: none. None: as many snapshots as ``max_requests``."""
@@ -191,6 +191,7 @@ class EngineConfig:
         if self.mamba_cache_gb is not None and not (self.mamba_cache_gb >= 0 and self.prefix_caching):
             raise ConfigError("mamba_cache_gb must be at least 0, and is of use with prefix_caching only; set both")
         self._check_paused_blocks()
+        self._check_drafts()
         self._check_graphs()
         if self.max_batch_tokens < self.max_requests:
             raise ConfigError(
@@ -204,6 +205,37 @@ class EngineConfig:
             )
         if self.op_sleep_s < 0 or (self.op_sleep_s and self.device == "cuda"):
             raise ConfigError("op_sleep_s must be 0 or more, and works on the CPU devices only")
+
+    def _check_drafts(self) -> None:
+        count = self.speculative_tokens
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count < self.block_size:
+            raise ConfigError(
+                f"speculative_tokens must be a whole number from 0 to block_size - 1 ({self.block_size - 1}), "
+                f"got {count!r}"
+            )
+        if count and self.max_batch_tokens < self.max_requests * self.decode_width + 2 * self.chunked_prefill:
+            raise ConfigError(
+                f"max_batch_tokens ({self.max_batch_tokens}) must be at least max_requests * (speculative_tokens + 1) "
+                f"({self.max_requests * self.decode_width}), so that every row can decode; raise the one or lower the "
+                "others"
+            )
+        if count and self.overlap_admission:
+            raise ConfigError("overlap_admission and speculative_tokens exclude each other; switch one off")
+        if count and self.attention_backend == "flashinfer":
+            raise ConfigError(
+                "attention_backend=flashinfer cannot attend for draft heads; use triton, or speculative_tokens=0"
+            )
+
+    @property
+    def decode_width(self) -> int:
+        """Tokens of a decode row in a forward: the newest one, and its drafts."""
+        return 1 + self.speculative_tokens
+
+    @property
+    def lookahead(self) -> int:
+        """Positions behind those in the cache that a decode row's next step may write: the tokens it reads, and those
+        that its draft heads read behind them."""
+        return 1 + 2 * self.speculative_tokens
 
     def _check_paused_blocks(self) -> None:
         count = self.paused_blocks
@@ -296,13 +328,14 @@ class ResolvedConfig:
 
     @property
     def max_blocks_per_row(self) -> int:
-        """Columns of a block table."""
-        return -(-self.max_sequence_length // self.config.block_size)
+        """Columns of a block table; drafts may lie beyond the end of a sequence."""
+        longest = self.max_sequence_length + 2 * self.config.speculative_tokens
+        return -(-longest // self.config.block_size)
 
     @property
     def dummy_slot(self) -> int:
-        """State slots: one for each row, the snapshots', and this one, which padding uses."""
-        return self.config.max_requests + self.num_snapshots
+        """State slots: ``decode_width`` for each row, the snapshots', and this one, which padding uses."""
+        return self.config.max_requests * self.config.decode_width + self.num_snapshots
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; the asked-for options with the settled ones laid over them."""

@@ -30,7 +30,9 @@ from engine.request import Request, RequestOutput, RequestState
 from engine.resolution import commit_results
 from engine.results import PendingForward, SampleResult
 from engine.runner import Runner
+from engine.speculative import Verified
 from engine.table import RequestTable, Rows
+from engine.verification import commit_verified, rewind
 from tracing.recorder import Recorder
 from tracing.records import GraphUse
 
@@ -47,6 +49,10 @@ class Iteration:
     """The forward whose logits this iteration samples."""
     sampled: SampleResult | None = None
     """Its sampling, between sample and resolve."""
+    verified: Verified | None = None
+    """With drafting, in its place: its verification, between verify and resolve."""
+    num_tokens: NDArray[np.int64] | None = None
+    """[rows of ``verified``] tokens that each of them gets, stops left out of account; known from rewind on."""
     plan: Plan | None = None
     launched: PendingForward | None = None
     """The forward this iteration launched."""
@@ -66,6 +72,10 @@ class Iteration:
     wasted: Counter[str] = field(default_factory=Counter)
     """Rows of the launched forward whose request ended, by cause."""
     void_reasons: set[str] = field(default_factory=set)
+
+    def done_before(self, phase: Phase) -> tuple[Phase, ...]:
+        """Phases of its order that run before ``phase``."""
+        return self.order.phases[: self.order.phases.index(phase)]
 
     def __repr__(self) -> str:
         return f"<Iteration {self.index} {self.order.label}: {self.reason.value}>"
@@ -145,6 +155,9 @@ class Controller:
             Phase.PREPARE: self._prepare,
             Phase.FORWARD: self._forward,
             Phase.SAMPLE: self._sample,
+            Phase.VERIFY: self._verify,
+            Phase.DRAFT: self._draft,
+            Phase.REWIND: self._rewind,
             Phase.RESOLVE: self._resolve,
             Phase.EMIT: self._emit,
         }
@@ -162,7 +175,8 @@ class Controller:
         partial = self.table.partial_row
         index = as_index(continuing if partial is None else continuing[:-1])
         blocks_full = self.table.block_count[index] * self.resolved.config.block_size
-        needed = np.count_nonzero(self.table.kv_len[index] >= blocks_full) + self.queue.chunk_blocks()
+        lookahead = self.resolved.config.lookahead
+        needed = np.count_nonzero(self.table.kv_len[index] + lookahead > blocks_full) + self.queue.chunk_blocks()
         has_waiting = self.queue.has_waiting
         return OrderState(
             mode=self.mode,
@@ -189,6 +203,8 @@ class Controller:
         if self.pending is None:
             self.mode = self.wanted_mode
         order, reason = choose_order(self.order_state(), self.policy)
+        if self.resolved.config.speculative_tokens:
+            order = order.with_drafting
         iteration = self._begin(order, reason)
         self._count_graph_wait()
         for phase in order.phases:
@@ -332,10 +348,21 @@ class Controller:
 
     def _rows_to_launch(self, iteration: Iteration) -> Rows:
         rows = self._continuing_rows()
+        if iteration.verified is not None and Phase.RESOLVE not in iteration.done_before(Phase.PREPARE):
+            rows = self._without_verified_ends(rows, iteration.verified, iteration.num_tokens)
         if not iteration.order.is_overlap or not self.queue.has_aborts:
             return rows
         requests = self.table.requests
         return np.array([r for r in rows.tolist() if not _is_aborted(requests[r])], dtype=np.int64)
+
+    def _without_verified_ends(self, rows: Rows, verified: Verified, num_tokens: NDArray[np.int64] | None) -> Rows:
+        """Without rows that end by length with the tokens just accepted, which are not resolved yet."""
+        if num_tokens is None or self.resolved.config.launch_ending_rows:
+            return rows
+        table, at = self.table, slice(verified.first_row, verified.first_row + verified.num_rows)
+        ending = np.zeros(table.num_live, dtype=np.bool_)
+        ending[at] = table.num_output[at] + num_tokens >= table.max_output[at]
+        return rows[~ending[rows]]
 
     def _prepare(self, iteration: Iteration) -> None:
         """Every launched row advances: one token, or a chunk of its prompt; blocks follow; inputs are staged."""
@@ -352,15 +379,16 @@ class Controller:
         iteration.plan = self.runner.plan(self.table, rows, iteration.admitted, new_blocks, snapshots)
 
     def _advance(self, rows: Rows) -> NewBlocks:
-        table, index = self.table, as_index(rows)
-        prefill = table.is_prefill[index]
+        table, index, config = self.table, as_index(rows), self.resolved.config
+        prefill, width = table.is_prefill[index], config.decode_width
         if prefill.any():
-            table.kv_len[index] = np.where(prefill, table.chunk_end[index], table.kv_len[index] + 1)
+            table.kv_len[index] = np.where(prefill, table.chunk_end[index], table.kv_len[index] + width)
             reading = rows[prefill]
             self.counters.prefill_tokens += int((table.chunk_end[reading] - table.chunk_done[reading]).sum())
         else:
-            table.kv_len[index] += 1
-        growing = rows[table.kv_len[index] > table.block_count[index] * self.resolved.config.block_size]
+            table.kv_len[index] += width
+        reach = table.kv_len[index] + config.speculative_tokens
+        growing = rows[reach > table.block_count[index] * config.block_size]
         entries = [] if growing.size == 0 else [self._grow(growing)]
         if prefill.any():
             entries += [self._blocks_of_chunk(row) for row in rows[prefill].tolist()]
@@ -403,8 +431,34 @@ class Controller:
         iteration.sampled = self.runner.launch_sample(pending, self.table)
         self.pending = None
 
+    def _verify(self, iteration: Iteration) -> None:
+        """As :meth:`_sample`, for a forward whose rows read drafts."""
+        pending = self.pending
+        if pending is None:
+            return
+        iteration.consumed = pending
+        iteration.verified = self.runner.launch_verify(pending, self.table)
+        self.pending = None
+
+    def _draft(self, iteration: Iteration) -> None:
+        """The draft heads foresee what follows the newest tokens; the host does not wait for it, nor know it."""
+        if iteration.verified is not None:
+            self.runner.launch_draft(iteration.verified, self.table)
+
+    def _rewind(self, iteration: Iteration) -> None:
+        """Rows go back to their last accepted token. The one wait before the next forward: for the counts (I33)."""
+        if iteration.verified is None:
+            return
+        with self.recorder.wait("accepted"):
+            iteration.verified.accepted_ready.wait()
+        iteration.num_tokens = rewind(iteration.verified, self.table)
+
     def _resolve(self, iteration: Iteration) -> None:
         """The only wait of an iteration: for the sampled ids. In overlap the next forward is already enqueued."""
+        if iteration.verified is not None:
+            with self.recorder.wait("samples"):
+                iteration.verified.wait()
+            commit_verified(iteration.verified, self.table, iteration, self.resolved, self.counters)
         if iteration.sampled is not None:
             with self.recorder.wait("samples"):
                 iteration.sampled.wait()

@@ -55,6 +55,10 @@ class Counters:
     """Requests that went back to the queue for want of blocks, to be computed again."""
     generated_tokens: int = 0
     """Tokens given to requests."""
+    drafts_proposed: Counter[int] = field(default_factory=Counter)
+    """Draft tokens verified, by their place behind the newest token, from 0."""
+    drafts_accepted: Counter[int] = field(default_factory=Counter)
+    """Of those, the accepted ones."""
     sampled_rows: int = 0
     """Logits rows sampled; generated_tokens plus those whose request had been aborted or failed, and those behind a
     stop string that was only sure later."""

@@ -43,7 +43,7 @@ from engine.invariants import check_border
 from engine.invariants_states import check_states
 from engine.lifecycle import EngineState, Lifecycle, Suspension, WeightSource, check_suspend_mode
 from engine.models.loader import LoadedModel, load_model, register_builtin
-from engine.models.oracle import load_oracle, load_oracle_hybrid
+from engine.models.oracle import load_oracle, load_oracle_hybrid, load_oracle_mtp
 from engine.pausing import RoomKeeper
 from engine.phases import Phase
 from engine.policy import OrderPolicy, check_policy, prefer_overlap
@@ -62,6 +62,7 @@ from tracing.recorder import Recorder
 
 register_builtin("oracle", load_oracle)
 register_builtin("oracle-hybrid", load_oracle_hybrid)
+register_builtin("oracle-mtp", load_oracle_mtp)
 
 PAUSED_NAP_S = 0.002
 """While an engine is paused, its streams on an event loop look so often whether it runs again."""
@@ -165,6 +166,7 @@ class Engine:
             block_size=self.config.block_size,
             gate=gate,
             policy=admission,
+            drafts=self.config.speculative_tokens,
         )
         self._emitter = OutputEmitter(loaded.tokenizer, self.resolved.eos_token_ids, self._forget)
         self.controller = Controller(
@@ -207,7 +209,8 @@ class Engine:
             return None
         snapshots = None
         if self.table.slots is not None:
-            snapshots = SnapshotIndex(rows, self.resolved.num_snapshots, pool.index.is_held)
+            first = rows * self.config.decode_width
+            snapshots = SnapshotIndex(first, self.resolved.num_snapshots, pool.index.is_held)
         return PrefixCache(self.table, pool, self.config.block_size, self.counters, snapshots)
 
     def _make_room_keeper(self) -> RoomKeeper | None:
@@ -219,6 +222,7 @@ class Engine:
             self.pool,
             block_size=self.config.block_size,
             paused_blocks=self.resolved.num_blocks // 4 if wanted is None else wanted,
+            lookahead=self.config.lookahead,
             cache=self.prefix_cache,
         )
 

@@ -226,6 +226,8 @@ class GraphSet:
         buckets_kv: bool,
         strict: bool = False,
         snapshots_per_row: int = 0,
+        decode_width: int = 1,
+        keeps_states: bool = False,
     ) -> None:
         self.sizes = list(sizes)
         """Ascending."""
@@ -233,6 +235,8 @@ class GraphSet:
         """Whether a graph needs enough rows of each kind; see :func:`fits`."""
         self._max_blocks = max_blocks
         self._snapshots_per_row = snapshots_per_row
+        self._decode_width = decode_width
+        self._states_per_decode_row = decode_width - 1 if keeps_states else 0
         self.buckets_kv = buckets_kv
         self._replays: dict[BatchShape, Callable[[], Tensor]] = {}
         self._matches: dict[BatchDimensions, BatchDimensions | None] = {}
@@ -267,9 +271,11 @@ class GraphSet:
                 num_tokens=graph.num_tokens,
                 num_decode=graph.num_decode,
                 num_prefill=graph.num_prefill,
-                max_query_len=graph.num_tokens - graph.num_decode if graph.num_prefill else 0,
+                max_query_len=graph.num_tokens - graph.num_decode * self._decode_width if graph.num_prefill else 0,
                 num_kv_blocks=columns,
-                num_snapshots=self._snapshots_per_row * graph.num_prefill,
+                decode_width=self._decode_width,
+                num_snapshots=self._snapshots_per_row * graph.num_prefill
+                + self._states_per_decode_row * graph.num_decode,
             )
         return shape
 

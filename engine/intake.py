@@ -133,7 +133,8 @@ class Intake:
 
     def _check_fits(self, request: Request) -> None:
         length, limit = len(request.prompt_ids), self._resolved.max_sequence_length
-        blocks, pool = blocks_for(request, self._resolved.config.block_size), self._resolved.num_blocks
+        config, pool = self._resolved.config, self._resolved.num_blocks
+        blocks = blocks_for(request, config.block_size, config.speculative_tokens)
         problem = None
         if length >= limit:
             problem = f"{length} tokens leave no room for output within max_sequence_length={limit}"

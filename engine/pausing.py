@@ -45,25 +45,34 @@ class RoomKeeper:
         pool: Blocks of requests that go back are released to it.
         block_size: Tokens of a block.
         paused_blocks: Blocks that paused rows may hold together, shared ones counted once.
+        lookahead: Positions that a decode row's next step may write; no more than a block's.
         cache: Names blocks that are released; None without prefix caching.
     """
 
     def __init__(
-        self, table: RequestTable, pool: BlockPool, *, block_size: int, paused_blocks: int, cache: PrefixCache | None
+        self,
+        table: RequestTable,
+        pool: BlockPool,
+        *,
+        block_size: int,
+        paused_blocks: int,
+        cache: PrefixCache | None,
+        lookahead: int = 1,
     ) -> None:
         self._table = table
         self._pool = pool
         self._block_size = block_size
         self._paused_blocks = paused_blocks
+        self._lookahead = lookahead
         self._cache = cache
 
     def needing(self) -> Rows:
-        """[n] decode rows whose next token needs a block that they do not hold."""
+        """[n] decode rows whose next step needs a block that they do not hold."""
         table = self._table
         rows = table.active_rows
         if table.partial_row is not None:
             rows = rows[:-1]
-        return rows[table.kv_len[rows] >= table.block_count[rows] * self._block_size]
+        return rows[table.kv_len[rows] + self._lookahead > table.block_count[rows] * self._block_size]
 
     def make(self, chunk_blocks: int) -> Room | None:
         """Pause, resume and send back what has to be; None if there is nothing to do.

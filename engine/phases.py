@@ -12,8 +12,15 @@ class Phase(Enum):
     PREPARE = "prepare"  # rows of the next forward, its blocks, its staged inputs; host only
     FORWARD = "forward"  # publish the staged inputs and launch the base forward; becomes pending
     SAMPLE = "sample"  # launch sampling of the pending logits and the copy of its result
+    VERIFY = "verify"  # in place of sample, with drafting: which drafts the pending logits bear out
+    DRAFT = "draft"  # launch the draft heads: what may follow the newest tokens
+    REWIND = "rewind"  # wait for the accepted counts; lengths and states go back to the last accepted token
     RESOLVE = "resolve"  # wait for that copy; finish, release, compact rows; commit tokens
     EMIT = "emit"  # detokenise, match stop strings, make outputs
+
+
+VERIFICATION = (Phase.VERIFY, Phase.DRAFT, Phase.REWIND)
+"""What takes the place of sample where draft tokens are verified."""
 
 
 class Order(Enum):
@@ -25,6 +32,11 @@ class Order(Enum):
     OVERLAP_ADMIT = (Phase.ADMIT, Phase.PREPARE, Phase.SAMPLE, Phase.FORWARD, Phase.RESOLVE, Phase.EMIT)
     PRIMER = (Phase.ADMIT, Phase.PREPARE, Phase.FORWARD)
     DRAIN = (Phase.SAMPLE, Phase.RESOLVE, Phase.EMIT)
+    # With drafting lengths depend on what is accepted, so prepare comes behind rewind; it hides behind the draft heads.
+    MTP_LEGACY = (Phase.ADMIT, Phase.PREPARE, Phase.FORWARD, *VERIFICATION, Phase.RESOLVE, Phase.EMIT)
+    MTP_NO_OVERLAP = (*VERIFICATION, Phase.RESOLVE, Phase.ADMIT, Phase.PREPARE, Phase.FORWARD, Phase.EMIT)
+    MTP_OVERLAP = (*VERIFICATION, Phase.PREPARE, Phase.FORWARD, Phase.RESOLVE, Phase.EMIT)
+    MTP_DRAIN = (*VERIFICATION, Phase.RESOLVE, Phase.EMIT)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -35,12 +47,30 @@ class Order(Enum):
     @property
     def is_overlap(self) -> bool:
         """Whether the next forward is enqueued before the pending one's tokens are known."""
-        return self in (Order.OVERLAP, Order.OVERLAP_ADMIT)
+        return self in (Order.OVERLAP, Order.OVERLAP_ADMIT, Order.MTP_OVERLAP)
+
+    @property
+    def with_drafting(self) -> Order:
+        """The order that takes its place where draft tokens are verified."""
+        return _WITH_DRAFTING.get(self, self)
+
+    @property
+    def without_drafting(self) -> Order:
+        """The order that it takes the place of."""
+        return next((plain for plain, drafting in _WITH_DRAFTING.items() if drafting is self), self)
 
     @property
     def label(self) -> str:
         """The order's name in spans, tables and messages."""
         return self.name.lower()
+
+
+_WITH_DRAFTING = {
+    Order.LEGACY: Order.MTP_LEGACY,
+    Order.NO_OVERLAP: Order.MTP_NO_OVERLAP,
+    Order.OVERLAP: Order.MTP_OVERLAP,
+    Order.DRAIN: Order.MTP_DRAIN,
+}
 
 
 class Reason(Enum):

@@ -16,7 +16,7 @@ from engine.layout import NO_NEW_BLOCKS, DecodeBatch, Layout, NewBlocks
 from engine.prefix_cache import StagedSnapshot
 from engine.request import Request
 from engine.staging import Field, HostSlab
-from engine.step_function import FROM_SAMPLE, NO_BLOCK
+from engine.step_function import FROM_DRAFT, FROM_SAMPLE, NO_BLOCK
 from engine.table import RequestTable, Rows
 
 SNAPSHOTS_PER_ROW = 3
@@ -98,28 +98,57 @@ def stage_rows(half: HostSlab, table: RequestTable, layout: Layout, dummy_row: i
     f["table_row"][:n] = dummy_row
     f["table_row"][at] = layout.table_rows
     f["kv_len"][:n] = 1
-    f["kv_len"][at] = table.kv_len[layout.table_rows]
     lengths = f["query_len"][:n]
     lengths[:] = 0
-    lengths[: shape.num_decode] = 1
+    lengths[: shape.num_decode] = f["kv_len"][: shape.num_decode] = shape.decode_width
+    f["kv_len"][at] = table.kv_len[layout.table_rows]
     lengths[at] = layout.query_len
     np.cumsum(lengths, out=f["query_start"][:n])
     f["query_start"][:n] -= lengths
     f["row_block"][:n] = NO_BLOCK
-    f["logits_idx"][:n] = 0
-    f["logits_idx"][: at.size] = (f["query_start"][:n] + lengths - 1)[at]
+    f["logits_idx"][: shape.num_logits] = 0
+    ends = (f["query_start"][:n] + lengths - 1)[at]
+    if shape.decode_width == 1:
+        f["logits_idx"][: at.size] = ends
+        return
+    num_decode = int(np.count_nonzero(at < shape.num_decode))  # every token of theirs, then the prefill rows' last ones
+    places = ends[:num_decode, None] + np.arange(1 - shape.decode_width, 1)
+    f["logits_idx"][: places.size] = places.ravel()
+    f["logits_idx"][places.size : places.size + at.size - num_decode] = ends[num_decode:]
 
 
 def stage_states(half: HostSlab, table: RequestTable, layout: Layout, dummy_slot: int) -> None:
-    """Stage where each row's recurrent state comes from and goes to; padding rows use the dummy slot."""
-    f, n, rows = half.fields, layout.shape.num_rows, layout.table_rows
-    own, snapshot = table.state_slot[rows], table.state_from[rows]
+    """Stage where each row's recurrent state comes from and goes to; padding rows use the dummy slot.
+
+    With drafting a row's slot is a group of ``decode_width``: its forward leaves the state behind its token i in the
+    i-th, so that taking back rejected drafts is going on from an earlier one. A prompt's goes to the first.
+    """
+    f, n, rows, width = half.fields, layout.shape.num_rows, layout.table_rows, layout.shape.decode_width
+    own, snapshot, is_prefill = table.state_slot[rows] * width, table.state_from[rows], table.is_prefill[rows]
     f["state_to"][:n] = f["state_from"][:n] = dummy_slot
-    f["state_to"][layout.batch_rows] = own
-    f["state_from"][layout.batch_rows] = np.where(table.is_prefill[rows] & (snapshot >= 0), snapshot, own)
+    f["state_to"][layout.batch_rows] = own + np.where(is_prefill, 0, width - 1)
+    f["state_from"][layout.batch_rows] = np.where(
+        is_prefill & (snapshot >= 0), snapshot, own + table.num_accepted[rows]
+    )
 
 
-def stage_snapshots(half: HostSlab, layout: Layout, snapshots: Sequence[StagedSnapshot], dummy_slot: int) -> None:
+def rejectable_states(table: RequestTable, layout: Layout) -> list[tuple[int, int, int]]:
+    """(batch row, tokens read, slot) behind each token of the decode rows but the last: a draft may be rejected."""
+    width, found = layout.shape.decode_width, []
+    for row, place in zip(layout.table_rows.tolist(), layout.batch_rows.tolist(), strict=True):
+        if not table.is_prefill[row]:
+            own = int(table.state_slot[row]) * width
+            found += [(place, i + 1, own + i) for i in range(width - 1)]
+    return found
+
+
+def stage_snapshots(
+    half: HostSlab,
+    layout: Layout,
+    snapshots: Sequence[StagedSnapshot],
+    dummy_slot: int,
+    rejectable: Sequence[tuple[int, int, int]] = (),
+) -> None:
     """Stage the states that the forward keeps besides; those that it has room for and nobody wants go to the dummy."""
     f, m = half.fields, layout.shape.num_snapshots
     f["snap_row"][:m] = f["snap_after"][:m] = 0
@@ -127,8 +156,9 @@ def stage_snapshots(half: HostSlab, layout: Layout, snapshots: Sequence[StagedSn
     if layout.shape.num_prefill:
         f["snap_row"][:m] = layout.shape.num_decode
     place = dict(zip(layout.table_rows.tolist(), layout.batch_rows.tolist(), strict=True))
-    for i, staged in enumerate(snapshots):
-        f["snap_row"][i], f["snap_after"][i], f["snap_slot"][i] = place[staged.row], staged.after, staged.slot
+    kept = [(place[staged.row], staged.after, staged.slot) for staged in snapshots]
+    for i, (row, after, slot) in enumerate((*rejectable, *kept)):
+        f["snap_row"][i], f["snap_after"][i], f["snap_slot"][i] = row, after, slot
 
 
 def stage_tokens(half: HostSlab, table: RequestTable, layout: Layout, dummy_row: int) -> None:
@@ -137,15 +167,19 @@ def stage_tokens(half: HostSlab, table: RequestTable, layout: Layout, dummy_row:
     f["token_ids"][:t] = 0
     f["positions"][:t] = 0
     f["token_row"][:t] = dummy_row
+    width = shape.decode_width
     f["batch_row"][:t] = shape.num_rows - 1
-    f["batch_row"][: shape.num_decode] = np.arange(shape.num_decode)
+    f["batch_row"][: shape.num_decode * width] = np.repeat(np.arange(shape.num_decode), width)
     is_prefill = table.is_prefill[layout.table_rows]
     starts = f["query_start"][layout.batch_rows]
-    ones = np.flatnonzero(~is_prefill)
-    f["token_ids"][starts[ones]] = FROM_SAMPLE
-    f["positions"][starts[ones]] = table.kv_len[layout.table_rows[ones]] - 1
-    f["token_row"][starts[ones]] = layout.table_rows[ones]
-    f["batch_row"][starts[ones]] = layout.batch_rows[ones]
+    decoding = np.flatnonzero(~is_prefill)
+    rows = layout.table_rows[decoding]
+    for i in range(width):  # the newest token, then its drafts
+        tokens = starts[decoding] + i
+        f["token_ids"][tokens] = FROM_SAMPLE if i == 0 else FROM_DRAFT + 1 - i
+        f["positions"][tokens] = table.kv_len[rows] - width + i
+        f["token_row"][tokens] = rows
+        f["batch_row"][tokens] = layout.batch_rows[decoding]
     for i in np.flatnonzero(is_prefill).tolist():
         row, tokens = int(layout.table_rows[i]), slice(int(starts[i]), int(starts[i] + layout.query_len[i]))
         request = table.requests[row]
@@ -168,6 +202,7 @@ def stage_new(half: HostSlab, new: Sequence[Request], new_blocks: NewBlocks) -> 
         f["new_row"][: len(new)] = [request.row for request in new]
         f["new_ints"][: len(new)] = [row_ints(request) for request in new]
         f["new_floats"][: len(new)] = [row_floats(request.params) for request in new]
+        f["new_length"][: len(new)] = [request.num_tokens for request in new]
 
 
 def stage_prompt_rows(
@@ -205,15 +240,17 @@ def stage_padding(half: HostSlab, shape: BatchShape, dummy_row: int, dummy_slot:
         f["batch_row"][first : shape.num_tokens] = first
 
 
-def step_fields(max_requests: int, max_tokens: int, block_size: int) -> list[Field]:
-    rows = ("table_row", "query_start", "query_len", "kv_len", "logits_idx", "row_block", "new_row")
+def step_fields(max_requests: int, max_tokens: int, block_size: int, decode_width: int = 1) -> list[Field]:
+    rows = ("table_row", "query_start", "query_len", "kv_len", "row_block", "new_row", "new_length")
+    num_snapshots = max_requests * max(SNAPSHOTS_PER_ROW, decode_width - 1)
     states = ("state_from", "state_to")
     snapshots = ("snap_row", "snap_after", "snap_slot")
     tokens = ("token_ids", "positions", "token_row", "batch_row")
-    max_new_blocks = max_requests + -(-max_tokens // block_size)
+    max_new_blocks = 2 * max_requests + -(-max_tokens // block_size)
     return [
         *(Field(name, (max_requests,), torch.int64) for name in (*rows, *states)),
-        *(Field(name, (SNAPSHOTS_PER_ROW * max_requests,), torch.int64) for name in snapshots),
+        Field("logits_idx", (max_requests * decode_width,), torch.int64),
+        *(Field(name, (num_snapshots,), torch.int64) for name in snapshots),
         Field("new_ints", (max_requests, NUM_INTS), torch.int64),
         Field("new_floats", (max_requests, NUM_FLOATS), torch.float32),
         Field("block_row", (max_new_blocks,), torch.int64),

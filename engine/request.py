@@ -261,6 +261,10 @@ class Request:
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
     """Tokens that a prefix hit skipped when it was admitted first."""
+    num_drafted: int = 0
+    """Draft tokens verified for it."""
+    num_accepted: int = 0
+    """Of those, the ones that its own draws bore out."""
     graph_wait_steps: int = 0
     """Iterations in a row in which it headed the queue and no captured graph held it; 0 once it is admitted."""
     cache_salt: str = ""

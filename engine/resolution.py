@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 from engine.config import ResolvedConfig
 from engine.counters import Counters
 from engine.request import Request, RequestState
-from engine.results import SampleResult
+from engine.plan import PromptRow
+from engine.results import PromptValues, ResultBuffers, SampleResult
 from engine.sampling.logprobs import logprob_row
 from engine.table import RequestTable
 
@@ -68,7 +70,7 @@ def commit_results(
         table.add_tokens(tokens)
         iteration.advanced = table.active_requests()
         iteration.new_tokens += result.num_rows
-    _commit_prompts(result)
+    commit_prompts(result.pending.plan.prompt_rows, result.prompt_values)
     table.is_prefill[rows] = table.is_fresh[rows] = False
     counters.sampled_rows += result.num_rows
     counters.near_boundary += int(near.sum())
@@ -111,14 +113,14 @@ def _commit_closely(
 ) -> None:
     """A token for a row that is new, or whose request wants more than tokens."""
     wanted = request.params.logprobs
-    row = None if wanted is None else _logprobs(result, index, token, wanted)  # may fail: first
+    row = None if wanted is None else logprobs_of(result.buffers, index, token, wanted)  # may fail: first
     request.output_ids.append(token)
     iteration.new_tokens += 1
     iteration.advanced.append(request)
     if request.stream or request.params.stop:
         iteration.speaking.append(request)
     if request.state is RequestState.PREFILL:
-        _first_token(request, now_ns, iteration.index)
+        first_token(request, now_ns, iteration.index)
     if row is not None:
         request.logprobs.append(row)
 
@@ -135,7 +137,8 @@ def _needs_a_closer_look(
     return close
 
 
-def _first_token(request: Request, now_ns: int, iteration: int) -> None:
+def first_token(request: Request, now_ns: int, iteration: int) -> None:
+    """Its prompt is read: it decodes from here on."""
     request.move_to(RequestState.DECODE)
     if request.timings.first_token_ns is None:
         request.timings = replace(request.timings, first_token_ns=now_ns, first_token_iteration=iteration)
@@ -158,22 +161,26 @@ def _fail_bad_rows(bad: NDArray[np.int64], table: RequestTable, result: SampleRe
         request = table.requests[int(rows[i])]
         if request is None or request.abort_requested:
             continue
-        request.finish_reason = "error"
-        request.stop_reason = "the model's logits are NaN, infinite or all masked at this position"
-        iteration.ended.append(request)
+        fail(request, iteration)
 
 
-def _logprobs(result: SampleResult, index: int, token: int, count: int) -> dict[int, float]:
-    buffers = result.buffers
+def fail(request: Request, iteration: Iteration) -> None:
+    """End a request whose logits hold NaN or nothing finite."""
+    request.finish_reason = "error"
+    request.stop_reason = "the model's logits are NaN, infinite or all masked at this position"
+    iteration.ended.append(request)
+
+
+def logprobs_of(buffers: ResultBuffers, index: int, token: int, count: int) -> dict[int, float]:
+    """Of one drawn token: its own log probability, and those of the ``count`` most likely."""
     top_ids = buffers.top_ids[1][index, :count].tolist()
     top_values = buffers.top_values[1][index, :count].tolist()
     return logprob_row(token, float(buffers.chosen[1][index]), top_ids, top_values, count)
 
 
-def _commit_prompts(result: SampleResult) -> None:
-    for prompt, (chosen, top_ids, top_values) in zip(
-        result.pending.plan.prompt_rows, result.prompt_values, strict=True
-    ):
+def commit_prompts(prompt_rows: Sequence[PromptRow], prompt_values: Sequence[PromptValues]) -> None:
+    """Give requests the log probabilities of prompt tokens that a forward told of."""
+    for prompt, (chosen, top_ids, top_values) in zip(prompt_rows, prompt_values, strict=True):
         request, count = prompt.request, prompt.num_logprobs
         values, ids, tops = chosen.tolist(), top_ids.tolist(), top_values.tolist()
         tokens = request.prompt_ids[prompt.first : prompt.first + prompt.count]

@@ -22,11 +22,12 @@ from engine.errors import ConfigError
 from engine.graph_gate import COMES_BACK, CONTINUING_CHUNK, is_gated
 from engine.graphs import GraphSet, graph_list
 from engine.layout import NO_NEW_BLOCKS, DecodeBatch, Layout, NewBlocks, are_neighbours, as_index
-from engine.models.base import LayerCache, Model, PagedState, PlansPrefill
+from engine.models.base import DraftingModel, LayerCache, Model, PagedState, PlansPrefill
 from engine.plan import (
     SNAPSHOTS_PER_ROW,
     Plan,
     batch_rows_of,
+    rejectable_states,
     restage_decode,
     rows_owing_prompt_logprobs,
     stage_new,
@@ -44,8 +45,9 @@ from engine.request import Request
 from engine.results import Logits, PendingForward, SampleResult
 from engine.sample_launcher import SampleLauncher
 from engine.sampling.base import Sampler
+from engine.speculative import Speculator, Verified
 from engine.staging import Field, HostSlab, Slab
-from engine.step_function import StepFunction, has_decode_inputs, has_slots, make_caches
+from engine.step_function import StepFunction, has_decode_inputs, has_slots, layer_states, make_caches
 from engine.table import Moves, RequestTable, Rows
 from tracing.nvtx_ranges import CATEGORY_OF_DETAIL
 from tracing.recorder import Recorder
@@ -79,7 +81,9 @@ class Runner:
         self.recorder = recorder
         self.iteration = 0
         self.block_size = config.block_size
-        layout = model.cache_layout()
+        self.num_drafts = config.speculative_tokens
+        self.decode_width = config.decode_width
+        self._layer_states = layout = layer_states(model, self.num_drafts)
         self._has_slots = has_slots(layout)
         self._is_paged = tuple(isinstance(state, PagedState) for state in layout for _ in state.shapes)
         self.caches = self._make_caches()
@@ -90,9 +94,11 @@ class Runner:
             max_blocks=resolved.max_blocks_per_row,
             dummy_block=resolved.num_blocks,
             vocab_size=resolved.vocab_size,
+            num_drafts=self.num_drafts,
         )
         self.planner = self._make_planner()
-        self.step_slab = Slab(device, step_fields(config.max_requests, config.max_batch_tokens, config.block_size))
+        fields = step_fields(config.max_requests, config.max_batch_tokens, config.block_size, self.decode_width)
+        self.step_slab = Slab(device, fields)
         self.move_slab = Slab(device, [Field("moves", (2, config.max_requests), torch.int64)])
         self.samples = SampleLauncher(
             resolved=resolved,
@@ -101,18 +107,32 @@ class Runner:
             sampler=sampler,
             launch=lambda stream, name, work: self._launch(stream, name, work),
         )
+        self.speculator = self._make_speculator(sampler)
         self.graph_memory_bytes = 0
         self._known: DecodeBatch | None = None
         """The decode batch of the step before."""
         self.graphs = self._graph_set(graph_list(config, resolved.max_sequence_length) if sizes is None else sizes)
-        self.enters_blocks = device.kind == "cuda" and has_decode_inputs()
+        self.enters_blocks = device.kind == "cuda" and has_decode_inputs() and not self.num_drafts
         """Whether captured decode forwards enter new blocks into the block table themselves."""
         device.synchronize()  # weights and buffers were filled on other streams
+
+    def _make_speculator(self, sampler: Sampler) -> Speculator | None:
+        if not self.num_drafts:
+            return None
+        assert isinstance(self.model, DraftingModel)
+        return Speculator(
+            resolved=self.resolved,
+            device=self.device,
+            model=self.model,
+            columns=self.columns,
+            sampler=sampler,
+            launch=lambda stream, name, work: self._launch(stream, name, work),
+        )
 
     def _make_caches(self) -> list[LayerCache]:
         resolved = self.resolved
         num_slots = resolved.dummy_slot + 1 if self._has_slots else 0
-        return make_caches(self.model, self.device, resolved.num_blocks + 1, self.block_size, num_slots)
+        return make_caches(self._layer_states, self.device, resolved.num_blocks + 1, self.block_size, num_slots)
 
     def _make_planner(self) -> AttentionPlanner | None:
         if not isinstance(self.model, PlansPrefill):
@@ -125,8 +145,10 @@ class Runner:
             sizes,
             max_blocks=self.resolved.max_blocks_per_row,
             buckets_kv=self.device.kind != "cuda",
-            strict=self._has_slots,
+            strict=self._has_slots or self.num_drafts > 0,
             snapshots_per_row=SNAPSHOTS_PER_ROW if self.resolved.num_snapshots else 0,
+            decode_width=self.decode_width,
+            keeps_states=self._has_slots,
         )
 
     def _launch(
@@ -159,7 +181,7 @@ class Runner:
         ``kv_len`` of the rows must already count this forward's tokens. Blocks only if the staging half's last
         copy is still queued, which two halves prevent in a healthy run.
         """
-        decode = None if new else self._decode_batch(table, table_rows)
+        decode = None if new or self.num_drafts else self._decode_batch(table, table_rows)
         if decode is not None:
             return self._plan_decode(table, decode, new_blocks)
         return self._plan_mixed(table, table_rows, new, new_blocks, snapshots)
@@ -228,7 +250,7 @@ class Runner:
     ) -> Plan:
         is_prefill = table.is_prefill[table_rows]
         chunk = table.chunk_end[table_rows] - table.chunk_done[table_rows]
-        query_len = np.where(is_prefill, chunk, 1).astype(np.int64)
+        query_len = np.where(is_prefill, chunk, self.decode_width).astype(np.int64)
         num_prefill = int(np.count_nonzero(is_prefill))
         dims = BatchDimensions(
             num_tokens=int(query_len.sum()), num_prefill=num_prefill, num_decode=table_rows.size - num_prefill
@@ -238,12 +260,14 @@ class Runner:
         if graph is None and not prompt_rows and is_gated(self.resolved.config, self.graphs.sizes):
             miss_reason = CONTINUING_CHUNK if num_prefill > len(new) else COMES_BACK
         longest = int(query_len[dims.num_decode :].max()) if num_prefill else 0
-        shape = self._shape(dims, graph, longest, int(table.block_count[table_rows].max()), len(snapshots))
+        kept = len(snapshots) + (dims.num_decode * self.num_drafts if self._has_slots else 0)
+        shape = self._shape(dims, graph, longest, int(table.block_count[table_rows].max()), kept)
         layout = Layout(table_rows, batch_rows_of(dims, shape), query_len, shape)
         half = self.step_slab.acquire()
         self._stage(half, table, layout)
         if shape.num_snapshots:
-            stage_snapshots(half, layout, snapshots, self.resolved.dummy_slot)
+            rejectable = rejectable_states(table, layout)
+            stage_snapshots(half, layout, snapshots, self.resolved.dummy_slot, rejectable)
         stage_new(half, new, new_blocks)
         extra_idx, extra_targets = stage_prompt_rows(half, layout, prompt_rows)
         return Plan(
@@ -300,6 +324,7 @@ class Runner:
             num_prefill=dims.num_prefill,
             max_query_len=longest_query,
             num_kv_blocks=kv_blocks,
+            decode_width=self.decode_width,
             num_snapshots=num_snapshots,
         )
 
@@ -338,13 +363,14 @@ class Runner:
         fields = self.step_slab.device_fields
         if plan.wide is not None:
             n = plan.new_rows
-            self.columns.write_rows(fields["new_row"][:n], fields["new_ints"][:n], fields["new_floats"][:n], plan.wide)
+            starts = fields["new_row"][:n], fields["new_ints"][:n], fields["new_floats"][:n]
+            self.columns.write_rows(*starts, plan.wide, fields["new_length"][:n])
         if m := plan.new_blocks.rows.size:
             entries = fields["block_row"][:m], fields["block_col"][:m], fields["block_id"][:m]
             self.columns.add_blocks(*entries, plan.new_blocks)
 
     def _eager_work(self, plan: Plan, logits: Logits) -> Callable[[], None]:
-        step = StepFunction(self.model, self.block_size, plan.shape, plan.prefill_plan)
+        step = StepFunction(self.model, self.block_size, plan.shape, plan.prefill_plan, self.num_drafts)
         inputs = self._step_inputs(plan.shape)
         extra = plan.extra_idx
 
@@ -352,7 +378,7 @@ class Runner:
             if extra is None:
                 logits.rows = step(*inputs)
                 return
-            rows = plan.shape.num_rows
+            rows = plan.shape.num_logits
             wider = (*inputs[:8], torch.cat([inputs[8], extra.to(inputs[8].device, non_blocking=True)]), *inputs[9:])
             out = step(*wider)
             logits.rows, logits.prompt = out[:rows], out[rows:]
@@ -378,10 +404,11 @@ class Runner:
             f["query_start"][:n],
             f["query_len"][:n],
             f["kv_len"][:n],
-            f["logits_idx"][:n],
+            f["logits_idx"][: shape.num_logits],
             f["row_block"][:n],
             self.columns.last_token,
             self.columns.block_table,
+            *([] if self.columns.drafts is None else [self.columns.drafts]),
             *self._state_inputs(shape),
             *self._flat_caches,
         )
@@ -416,7 +443,7 @@ class Runner:
             half.copied = self.device.compute.record()
             half.copied.wait()
             prefill_plan = self._plan_prefill(shape, half, dummies, is_captured=True)
-            step = StepFunction(self.model, self.block_size, shape, prefill_plan)
+            step = StepFunction(self.model, self.block_size, shape, prefill_plan, self.num_drafts)
             try:
                 replay = self.device.capture(step, self._step_inputs(shape), traced)
             except RuntimeError as error:
@@ -424,7 +451,7 @@ class Runner:
                     f"graphs: a forward of {shape.num_tokens} tokens cannot be captured ({error}); use graphs=None"
                 ) from error
             self.graphs.add(shape, replay)
-            if self.device.kind == "cuda" and not shape.num_prefill:
+            if self.device.kind == "cuda" and not shape.num_prefill and not self.num_drafts:
                 self.samples.capture(shape, replay)
         if shapes:
             self.graph_memory_bytes = max(0, self.device.used_bytes() - before_bytes)
@@ -436,6 +463,16 @@ class Runner:
     def launch_sample(self, pending: PendingForward, table: RequestTable) -> SampleResult:
         """See :meth:`engine.sample_launcher.SampleLauncher.launch`."""
         return self.samples.launch(pending, table)
+
+    def launch_verify(self, pending: PendingForward, table: RequestTable) -> Verified:
+        """See :meth:`engine.speculative.Speculator.launch_verify`."""
+        assert self.speculator is not None
+        return self.speculator.launch_verify(pending, table)
+
+    def launch_draft(self, verified: Verified, table: RequestTable) -> None:
+        """See :meth:`engine.speculative.Speculator.launch_draft`."""
+        assert self.speculator is not None
+        self.speculator.launch_draft(verified, table, self.caches[-2 * self.num_drafts :])
 
     # -- resolve ---------------------------------------------------------------------------------------------------
 

@@ -136,7 +136,7 @@ class SampleLauncher:
             buffers.store(sampled, count)
             columns.ints[:, LAST_TOKEN] = sampled.token_ids
             columns.ints[:, POSITION] += 1
-        _sample_prompts(pending, values)
+        sample_prompts(pending, values)
 
     def _fetch(
         self,
@@ -146,11 +146,7 @@ class SampleLauncher:
         fetched: list[PromptValues],
     ) -> None:
         buffers.fetch(needs.num_logprobs)
-        for chosen, top_ids, top_values in values:
-            fetched.append((self._to_host(chosen), self._to_host(top_ids), self._to_host(top_values)))
-
-    def _to_host(self, source: Tensor) -> Tensor:
-        return self._device.host(tuple(source.shape), source.dtype).copy_(source, non_blocking=True)
+        fetch_prompts(self._device, values, fetched)
 
     # -- graphs ----------------------------------------------------------------------------------------------------
 
@@ -201,7 +197,18 @@ class SampleLauncher:
         self._fetches.clear()
 
 
-def _sample_prompts(pending: PendingForward, values: list[PromptValues]) -> None:
+def fetch_prompts(device: Device, values: list[PromptValues], fetched: list[PromptValues]) -> None:
+    """Copy stream: prompt log probabilities to the host, into ``fetched``."""
+
+    def to_host(source: Tensor) -> Tensor:
+        return device.host(tuple(source.shape), source.dtype).copy_(source, non_blocking=True)
+
+    for chosen, top_ids, top_values in values:
+        fetched.append((to_host(chosen), to_host(top_ids), to_host(top_values)))
+
+
+def sample_prompts(pending: PendingForward, values: list[PromptValues]) -> None:
+    """Log probabilities of the prompt tokens that the pending forward tells of, appended to ``values``."""
     if pending.logits.prompt is None or pending.plan.extra_targets is None:
         return
     targets = pending.plan.extra_targets.to(pending.logits.prompt.device, non_blocking=True)

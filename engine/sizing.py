@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -11,10 +11,10 @@ from engine.config import EngineConfig, ResolvedConfig
 from engine.device import Device
 from engine.errors import ConfigError
 from engine.graphs import graph_sizes
-from engine.models.base import Model
+from engine.models.base import DraftingModel, LayerState, Model
 from engine.models.loader import LoadedModel
 from engine.sampling import sampler_name
-from engine.step_function import bytes_per_slot, bytes_per_token
+from engine.step_function import bytes_per_slot, bytes_per_token, layer_states
 
 
 def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) -> ResolvedConfig:
@@ -24,6 +24,8 @@ def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) ->
         ConfigError: a value does not fit the model.
     """
     model = loaded.model
+    _check_drafts(config, loaded)
+    layout = layer_states(model, config.speculative_tokens)
     dtype = _dtype(config, loaded, device)
     longest = model.max_position if config.chunked_prefill else min(model.max_position, config.max_batch_tokens)
     limit = config.max_sequence_length or longest
@@ -36,11 +38,11 @@ def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) ->
             f"max_sequence_length={limit} exceeds max_batch_tokens={config.max_batch_tokens}: without chunked prefill "
             "a sequence must fit one forward; set chunked_prefill, raise max_batch_tokens or lower max_sequence_length"
         )
-    num_snapshots = _num_snapshots(config, model)
+    num_snapshots = _num_snapshots(config, layout)
     return ResolvedConfig(
         config=_with_graphs(config, device),
         dtype=dtype,
-        num_blocks=_checked_blocks(_num_blocks(config, model, limit, device), num_snapshots, config, model, device),
+        num_blocks=_checked_blocks(_num_blocks(config, layout, limit, device), num_snapshots, config, layout, device),
         num_snapshots=num_snapshots,
         max_sequence_length=limit,
         vocab_size=loaded.vocab_size,
@@ -80,11 +82,21 @@ def _parameters(model: Model) -> Iterator[torch.Tensor]:
     return model.parameters() if isinstance(model, torch.nn.Module) else iter(())
 
 
-def _num_blocks(config: EngineConfig, model: Model, limit: int, device: Device) -> int:
+def _check_drafts(config: EngineConfig, loaded: LoadedModel) -> None:
+    wanted, model = config.speculative_tokens, loaded.model
+    has = model.num_draft_heads if isinstance(model, DraftingModel) else 0
+    if wanted > has:
+        raise ConfigError(
+            f"speculative_tokens={wanted}: {loaded.name} has {has or 'no'} draft head{'s' * (has != 1)}; "
+            + (f"use at most {has}" if has else "use 0, or a model with MTP layers")
+        )
+
+
+def _num_blocks(config: EngineConfig, layout: Sequence[LayerState], limit: int, device: Device) -> int:
     if config.num_blocks is not None:
         return config.num_blocks
-    block_bytes = config.block_size * bytes_per_token(model.cache_layout())
-    wanted = config.max_requests * -(-limit // config.block_size)
+    block_bytes = config.block_size * bytes_per_token(layout)
+    wanted = config.max_requests * -(-(limit + 2 * config.speculative_tokens) // config.block_size)
     if block_bytes == 0:  # nothing attends: blocks only count tokens
         return wanted
     if config.kv_cache_gb is None:
@@ -97,8 +109,8 @@ def _num_blocks(config: EngineConfig, model: Model, limit: int, device: Device) 
     return affordable
 
 
-def _num_snapshots(config: EngineConfig, model: Model) -> int:
-    slot_bytes = bytes_per_slot(model.cache_layout())
+def _num_snapshots(config: EngineConfig, layout: Sequence[LayerState]) -> int:
+    slot_bytes = bytes_per_slot(layout)
     if not slot_bytes or not config.prefix_caching:
         return 0
     if config.mamba_cache_gb is None:
@@ -114,10 +126,11 @@ def _unasked_bytes(device: Device) -> int:
     return (device.memory_bytes() - device.used_bytes()) // 2 if device.kind == "cuda" else 1 << 30
 
 
-def _checked_blocks(num_blocks: int, num_snapshots: int, config: EngineConfig, model: Model, device: Device) -> int:
+def _checked_blocks(
+    num_blocks: int, num_snapshots: int, config: EngineConfig, layout: Sequence[LayerState], device: Device
+) -> int:
     """``num_blocks`` if a machine like this could hold them at all; what else is in its memory is not looked at."""
-    layout = model.cache_layout()
-    num_slots = config.max_requests + num_snapshots + 1
+    num_slots = config.max_requests * config.decode_width + num_snapshots + 1
     sizes = (num_blocks + 1) * config.block_size * bytes_per_token(layout), num_slots * bytes_per_slot(layout)
     if sum(sizes) > device.memory_bytes():
         states = f" and {num_slots} state slots {sizes[1] / 2**30:,.1f} GiB" if sizes[1] else ""

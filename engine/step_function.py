@@ -12,10 +12,12 @@ from torch import Tensor
 from engine.batch import BatchShape, ForwardBatch, PrefillPlan, Snapshots
 from engine.device import Device
 from engine.errors import ConfigError
-from engine.models.base import LayerCache, LayerState, Model, PagedState, SlotState
+from engine.models.base import DraftingModel, LayerCache, LayerState, Model, PagedState, SlotState
 
 FROM_SAMPLE = -1
 """In ``token_ids``: take the row's newest sampled token, which is on the device only."""
+FROM_DRAFT = -2
+"""In ``token_ids``: take the row's first draft, which is on the device only; one less is the second, and so on."""
 NO_BLOCK = -1
 """In ``row_block``: the row takes no new block in this step."""
 NUM_PLAIN_INPUTS, NUM_STATE_INPUTS = 12, 5
@@ -32,30 +34,63 @@ class StepFunction:
     """One forward as a function of tensors alone, for a fixed shape: what is run eagerly, traced and captured."""
 
     def __init__(
-        self, model: Model, block_size: int, shape: BatchShape, prefill_plan: PrefillPlan | None = None
+        self,
+        model: Model,
+        block_size: int,
+        shape: BatchShape,
+        prefill_plan: PrefillPlan | None = None,
+        num_drafts: int = 0,
     ) -> None:
         self._model = model
+        self._num_drafts = num_drafts
         self._block_size = block_size
         self._shape = shape
         self._prefill_plan = prefill_plan
-        self.key = (block_size, shape)
+        self.key = (block_size, shape, num_drafts)
         """Tells one traced forward of a model from another, next to its inputs' shapes."""
-        layout = model.cache_layout()
+        layout = layer_states(model, num_drafts)
         self._tensors_a_layer = [len(state.shapes) for state in layout]
-        self._num_inputs = NUM_PLAIN_INPUTS + (NUM_STATE_INPUTS if has_slots(layout) else 0)
+        self._num_plain = NUM_PLAIN_INPUTS + (num_drafts > 0)
+        self._num_inputs = self._num_plain + (NUM_STATE_INPUTS if has_slots(layout) else 0)
         self._marks_padding: bool = getattr(model, "wants_real_tokens", False)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Logits, [L, V]; ``inputs`` as :meth:`Runner._step_inputs` gives them."""
-        plain, states = inputs[:NUM_PLAIN_INPUTS], inputs[NUM_PLAIN_INPUTS : self._num_inputs]
+        plain, states = inputs[:NUM_PLAIN_INPUTS], inputs[self._num_plain : self._num_inputs]
         caches = _grouped(inputs[self._num_inputs :], self._tensors_a_layer)
-        is_decode = not self._shape.num_prefill
+        is_decode = not self._shape.num_prefill and not self._num_drafts
         fused = is_decode and plain[0].is_cuda and has_decode_inputs()
+        if self._num_drafts:
+            plain = (_with_drafts(plain[0], plain[2], inputs[NUM_PLAIN_INPUTS]), *plain[1:])
         batch = self._fused_batch(*plain) if fused else self._batch(*plain)
         if self._marks_padding:
             token_row, block_table = plain[2], plain[11]
             batch = batch._replace(is_real_T=token_row != block_table.shape[0] - 1)
-        return self._model(self._with_states(batch, states), caches)
+        batch = self._with_states(batch, states)
+        if not self._num_drafts:
+            return self._model(batch, caches)
+        own = len(caches) - 2 * self._num_drafts
+        return self._with_heads(batch, caches[:own], caches[own:], plain[2], plain[11])
+
+    def _with_heads(
+        self,
+        batch: ForwardBatch,
+        caches: Sequence[LayerCache],
+        head_caches: Sequence[LayerCache],
+        token_row: Tensor,
+        block_table: Tensor,
+    ) -> Tensor:
+        """The forward, and behind it the draft heads over the same tokens, so that they remember them."""
+        model = self._model
+        assert isinstance(model, DraftingModel)
+        logits, hidden_TE = model.forward_hidden(batch, caches)
+        before_T = slots_before(batch.positions_T, token_row, block_table, self._block_size)
+        for head in range(self._num_drafts):
+            (states,), cache = head_caches[2 * head : 2 * head + 2]
+            states = states.flatten(0, 1)
+            states.index_copy_(0, batch.slots_T, hidden_TE.to(states.dtype))
+            hidden_TE = model.draft(head, states.index_select(0, before_T), batch._replace(first_key=head + 1), cache)
+        return logits
 
     def _with_states(self, batch: ForwardBatch, states: tuple[Tensor, ...]) -> ForwardBatch:
         if not states:
@@ -79,7 +114,7 @@ class StepFunction:
             query_len_N=query_len,
             kv_len_N=kv_len,
             logits_idx_L=logits_idx,
-            shape=self._shape,
+            shape=self._shape.for_model(),
             prefill_plan=self._prefill_plan,
         )
 
@@ -121,6 +156,39 @@ def _grouped(flat: Sequence[Tensor], sizes: Sequence[int]) -> list[LayerCache]:
     return layers
 
 
+def _with_drafts(token_ids: Tensor, token_row: Tensor, drafts_RS: Tensor) -> Tensor:
+    """Token ids with drafts in place of ``FROM_DRAFT`` and less."""
+    which = (FROM_DRAFT - token_ids).clamp(0, drafts_RS.shape[1] - 1)
+    drafts_T = drafts_RS.index_select(0, token_row).gather(1, which[:, None])[:, 0]
+    return torch.where(token_ids <= FROM_DRAFT, drafts_T, token_ids)
+
+
+def slots_before(positions_T: Tensor, row_T: Tensor, block_table: Tensor, block_size: int) -> Tensor:
+    """Where the entry of the position before each token lies; a first token has none, and gets its own.
+
+    Args:
+        positions_T: [T] of the tokens.
+        row_T: [T] their rows in the block table.
+        block_table: Of all rows.
+        block_size: Tokens of a block.
+    """
+    before_T = (positions_T - 1).clamp(min=0)
+    block_T = block_table[row_T, torch.div(before_T, block_size, rounding_mode="floor")].to(torch.int64)
+    return block_T * block_size + before_T % block_size
+
+
+def layer_states(model: Model, num_drafts: int) -> Sequence[LayerState]:
+    """What a forward keeps: the layers' own states; of each draft head in use the hidden states it takes, and its own."""
+    layout = list(model.cache_layout())
+    if num_drafts:
+        assert isinstance(model, DraftingModel)
+        dtype = next((p.dtype for p in model.parameters()), torch.int64) if isinstance(model, torch.nn.Module) else None
+        hidden = PagedState(shapes=((model.hidden_size,),), dtypes=(dtype or torch.float32,))
+        for state in model.draft_layout()[:num_drafts]:
+            layout += [hidden, state]
+    return layout
+
+
 def has_slots(layout: Sequence[LayerState]) -> bool:
     """Whether any layer has a state of slots."""
     return any(isinstance(state, SlotState) for state in layout)
@@ -136,11 +204,13 @@ def bytes_per_slot(layout: Sequence[LayerState]) -> int:
     return sum(state.bytes_per_slot() for state in layout if isinstance(state, SlotState))
 
 
-def make_caches(model: Model, device: Device, num_blocks: int, block_size: int, num_slots: int = 0) -> list[LayerCache]:
+def make_caches(
+    layout: Sequence[LayerState], device: Device, num_blocks: int, block_size: int, num_slots: int = 0
+) -> list[LayerCache]:
     """Zeroed tensors of every layer state.
 
     Args:
-        model: Says which.
+        layout: As :func:`layer_states` gives it.
         device: Where they lie.
         num_blocks: Leading size of paged ones, [num_blocks, block_size, *per-token shape]; the dummy block counts.
         block_size: Tokens of a block.
@@ -149,7 +219,6 @@ def make_caches(model: Model, device: Device, num_blocks: int, block_size: int, 
     Raises:
         ConfigError: they do not fit the device's memory.
     """
-    layout = model.cache_layout()
 
     def leading(state: LayerState) -> tuple[int, ...]:
         return (num_blocks, block_size) if isinstance(state, PagedState) else (num_slots,)

@@ -91,12 +91,17 @@ class _Keys:
     """[S] position of each key in its sequence."""
     query_pos_NQ1: Tensor
     """[N, Q, 1] position of each query."""
+    first_key: int = 0
+    """Keys before it are seen by no query but their own."""
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None) -> Tensor:
         """[N, 1, Q, S] bool, True where a query sees a key: none after it, of the others the last ``window``."""
         if window not in self._masks:
             visible_NQS = self.key_pos_S <= self.query_pos_NQ1
+            if self.first_key:
+                is_own_NQS = self.key_pos_S == self.query_pos_NQ1
+                visible_NQS = visible_NQS & ((self.key_pos_S >= self.first_key) | is_own_NQS)
             if window is not None:
                 visible_NQS = visible_NQS & (self.key_pos_S > self.query_pos_NQ1 - window)
             self._masks[window] = visible_NQS[:, None]
@@ -153,7 +158,7 @@ def _decode_keys(batch: ForwardBatch, slot_NS: Tensor, key_pos_S: Tensor) -> _Ke
     position_N1 = batch.positions_T[:rows, None]
     # The row's own entry, and all behind it, come from the slot that it writes in this forward.
     slot_NS = torch.where(key_pos_S < position_N1, slot_NS[:rows], batch.slots_T[:rows, None])
-    return _Keys(slot_NS, key_pos_S, position_N1[:, :, None])
+    return _Keys(slot_NS, key_pos_S, position_N1[:, :, None], batch.first_key)
 
 
 def _decode(q_NHD: Tensor, keys: Tensor, values: Tensor, plan: _Keys, scale: float, window: int | None) -> Tensor:
@@ -189,7 +194,7 @@ def _prefill_plan(batch: ForwardBatch, slot_NS: Tensor, key_pos_S: Tensor, dummy
     row_t = batch.row_T[first:] - first
     offset_t = torch.arange(first, num_tokens, device=device) - start_P[row_t]
     place_t = (begin_P[row_t] * size + offset_t).clamp(0, count * size - 1)
-    keys = _Keys(slot_CS, key_pos_S, batch.positions_T[token_CQ][:, :, None])
+    keys = _Keys(slot_CS, key_pos_S, batch.positions_T[token_CQ][:, :, None], batch.first_key)
     return _PrefillPlan(count, token_CQ.flatten(), place_t, keys)
 
 

@@ -83,6 +83,43 @@ class Model(Protocol):
 
 
 @runtime_checkable
+class DraftingModel(Model, Protocol):
+    """A model with draft heads (multi-token prediction), one a depth; each is a layer with keys and values of its own.
+
+    Head k at position p takes the hidden state of position p - 1 (the model's own, after its last norm, for k = 0; that
+    of head k - 1 else) and the token at p, and tells of the token at p + 1. So its entries lie at positions from k + 1
+    on, ``batch.first_key``, and depend on tokens up to their own: blocks can be shared. The engine keeps the hidden
+    states in paged memory beside them.
+    """
+
+    num_draft_heads: int
+    hidden_size: int
+
+    def draft_layout(self) -> Sequence[PagedState]:
+        """The state of each head, as :meth:`cache_layout` gives those of the other layers."""
+        ...
+
+    def forward_hidden(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> tuple[Tensor, Tensor]:
+        """Logits [L, V], as calling the model gives them, and hidden states of all tokens [T, E]."""
+        ...
+
+    def draft(self, head: int, before_TE: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """Hidden states of one head [T, E]; writes its entries to ``cache`` at ``batch.slots_T``.
+
+        Args:
+            head: Which.
+            before_TE: Hidden states of the positions before the tokens.
+            batch: Tokens, positions and rows.
+            cache: Of this head.
+        """
+        ...
+
+    def draft_logits(self, head: int, hidden_LE: Tensor) -> Tensor:
+        """Logits [L, V] of one head's hidden states."""
+        ...
+
+
+@runtime_checkable
 class PlansPrefill(Protocol):
     """A model that lets its attention backend plan prefill rows. Without this method nothing is planned."""
 

@@ -5,12 +5,14 @@ read from, so any wrong block, slot, row, length or order changes the output; eq
 every dtype, and a step costs well under a millisecond. For tests of scheduling (design §12).
 
 ``oracle-hybrid`` has a recurrent state as well: a rolling hash of the row's tokens, h' = A h + v(token) in wrapping int64
-arithmetic, mixed into the logits. A token that enters it twice, or not at all, or in another order, changes them.
+arithmetic, mixed into the logits. A token that enters it twice, or not at all, or in another order, changes them. ``oracle-mtp`` has three draft heads besides,
+which foresee the model's tokens exactly if every hidden state and entry that they read is the right one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,8 @@ from engine.models.loader import LoadedModel
 
 _MIX_TOKEN, _MIX_POSITION, _MIX_PLACE, _MIX_VOCAB = 2654435761, 40503, 2246822519, 3266489917
 _MASK = (1 << 31) - 1
+Skill = Literal["right", "mixed", "wrong"]
+"""Of draft heads: always what the model will say, in two of three cases, or never."""
 _ROLL = 6364136223846793005
 _UNROLL = pow(_ROLL, -1, 1 << 64)
 """The factor A of the rolling hash, odd, and its inverse modulo 2**64."""
@@ -37,8 +41,14 @@ class OracleModel(nn.Module):
         max_position: int = 4096,
         spread: float = 8.0,
         is_recurrent: bool = False,
+        num_draft_heads: int = 0,
+        skill: Skill = "mixed",
     ):
         super().__init__()
+        self.num_draft_heads = num_draft_heads
+        self.hidden_size = 3
+        """Of a token: what the row hashes to up to it, its rolling hash, and the sum that draft heads check."""
+        self.skill = skill
         self.is_recurrent = is_recurrent
         self.vocab_size = vocab_size
         self.max_position = max_position
@@ -57,6 +67,10 @@ class OracleModel(nn.Module):
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
         """Logits [L, V], float32, whatever was read."""
+        return self.forward_hidden(batch, caches)[0]
+
+    def forward_hidden(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> tuple[Tensor, Tensor]:
+        """Logits [L, V], and the hidden states [T, 3] int64 that draft heads go on from."""
         (cache,) = caches[0]
         entries = torch.stack([batch.token_ids_T, batch.positions_T], dim=1)
         cache.view(-1, 2).index_copy_(0, batch.slots_T, entries)
@@ -68,16 +82,62 @@ class OracleModel(nn.Module):
             _mix(read_NP2[..., 0] * _MIX_TOKEN + read_NP2[..., 1] * _MIX_POSITION + 1) + place_P * _MIX_PLACE
         )
         prefix_NP = hash_NP.cumsum(dim=1)
-        token_L = batch.logits_idx_L
-        row_L = batch.row_T.index_select(0, token_L)
-        start_L = batch.query_start_N.index_select(0, row_L)
-        before_L = batch.kv_len_N.index_select(0, row_L) - batch.query_len_N.index_select(0, row_L)
-        last_L = (before_L + token_L - start_L).clamp(0, num_keys - 1)
-        state_L = prefix_NP.index_select(0, row_L).gather(1, last_L[:, None])
+        token_T = torch.arange(batch.row_T.shape[0], device=cache.device) if self.num_draft_heads else batch.logits_idx_L
+        row_T = batch.row_T.index_select(0, token_T)
+        before_T = (batch.kv_len_N - batch.query_len_N - batch.query_start_N).index_select(0, row_T)
+        last_T = (before_T + token_T).clamp(0, num_keys - 1)
+        prefix_T = prefix_NP.index_select(0, row_T).gather(1, last_T[:, None])[:, 0]
+        rolled_T = torch.zeros_like(prefix_T)
         if self.is_recurrent:
-            state_L = state_L + _mix(self._roll(batch, caches[1][0]).index_select(0, token_L))[:, None]
-        mixed_LV = _mix(_mix(state_L) + self.vocab_V)  # type: ignore[operator]
+            rolled_T = self._roll(batch, caches[1][0]).index_select(0, token_T)
+        if not self.num_draft_heads:
+            return self._logits(prefix_T, rolled_T), prefix_T
+        tally_NP = _tally(read_NP2[..., 0]).cumsum(dim=1)
+        tally_T = tally_NP.index_select(0, row_T).gather(1, last_T[:, None])[:, 0]
+        hidden_T3 = torch.stack([prefix_T, rolled_T, tally_T], dim=1)
+        return self.draft_logits(-1, hidden_T3.index_select(0, batch.logits_idx_L)), hidden_T3
+
+    def _logits(self, prefix_L: Tensor, rolled_L: Tensor) -> Tensor:
+        state_L = prefix_L + _mix(rolled_L) if self.is_recurrent else prefix_L
+        mixed_LV = _mix(_mix(state_L)[:, None] + self.vocab_V)  # type: ignore[operator]
         return (mixed_LV % 65536).to(torch.float32) * (self.spread / 65536)
+
+    # -- draft heads -----------------------------------------------------------------------------------------------
+
+    def draft_layout(self) -> Sequence[PagedState]:
+        """Of each head, (token id, tally of the tokens before it) of each position."""
+        return [PagedState(shapes=((2,),), dtypes=(torch.int64,))] * self.num_draft_heads
+
+    def draft(self, head: int, before_TE: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """The hidden states that the model itself will have at these tokens, if all that is read here is right.
+
+        A head's entries hold the tally before their token; each must be the one before it and that one's token. If any
+        is not, because an entry was never made, or is another row's or a rejected draft's, the draft is another.
+        """
+        (entries,) = cache
+        token_T, position_T = batch.token_ids_T, batch.positions_T
+        flat = entries.view(-1, 2)
+        flat.index_copy_(0, batch.slots_T, torch.stack([token_T, before_TE[:, 2]], dim=1))
+        num_keys = batch.shape.num_kv_blocks * entries.shape[1]
+        read_NP2 = entries.index_select(0, batch.block_table_NK.reshape(-1)).reshape(-1, num_keys, 2)
+        is_next_NP = read_NP2[:, 1:, 1] == read_NP2[:, :-1, 1] + _tally(read_NP2[:, :-1, 0])
+        place_P = torch.arange(1, num_keys, device=entries.device)
+        is_read_TP = (place_P > batch.first_key) & (place_P <= position_T[:, None])
+        is_sound_T = (is_next_NP.index_select(0, batch.row_T) | ~is_read_TP).all(dim=1)
+        own_T = _mix(_mix(token_T * _MIX_TOKEN + position_T * _MIX_POSITION + 1) + position_T * _MIX_PLACE)
+        rolled_T = before_TE[:, 1] * _signed(_ROLL) + token_T * _MIX_TOKEN + 1
+        prefix_T = before_TE[:, 0] + own_T + torch.where(is_sound_T, 0, 1)
+        return torch.stack([prefix_T, rolled_T, before_TE[:, 2] + _tally(token_T)], dim=1)
+
+    def draft_logits(self, head: int, hidden_LE: Tensor) -> Tensor:
+        """Logits [L, V], the model's own (head -1); those of a head are moved on by one id where it lacks the skill."""
+        logits_LV = self._logits(hidden_LE[:, 0], hidden_LE[:, 1])
+        if head < 0 or self.skill == "right":
+            return logits_LV
+        is_wrong_L = torch.ones_like(hidden_LE[:, 0], dtype=torch.bool)
+        if self.skill == "mixed":
+            is_wrong_L = _mix(hidden_LE[:, 0] + 7) % 3 == 0
+        return torch.where(is_wrong_L[:, None], logits_LV.roll(1, dims=1), logits_LV)
 
     def _roll(self, batch: ForwardBatch, hashes: Tensor) -> Tensor:
         """The rolling hash behind each token, [T]; rows' last ones and snapshots are stored in ``hashes`` [slots, 1].
@@ -105,6 +165,10 @@ class OracleModel(nn.Module):
             token_M = (start_N.index_select(0, kept.row_M) + kept.after_M - 1).clamp(min=0)
             hashes.index_copy_(0, kept.slot_M, hash_T.index_select(0, token_M)[:, None])
         return hash_T
+
+
+def _tally(token_ids: Tensor) -> Tensor:
+    return _mix(token_ids * _MIX_TOKEN + 5)
 
 
 def rolling_hash(token_ids: Sequence[int]) -> int:
@@ -145,6 +209,11 @@ def load_oracle(*, attention: str, dtype: torch.dtype | None, device: torch.devi
 def load_oracle_hybrid(*, attention: str, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
     """The model behind the name ``oracle-hybrid``: as ``oracle``, with a recurrent state."""
     return _loaded("oracle-hybrid", OracleModel(device=device, is_recurrent=True))
+
+
+def load_oracle_mtp(*, attention: str, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+    """The model behind the name ``oracle-mtp``: as ``oracle-hybrid``, with three draft heads."""
+    return _loaded("oracle-mtp", OracleModel(device=device, is_recurrent=True, num_draft_heads=3))
 
 
 def _loaded(name: str, model: OracleModel) -> LoadedModel:
