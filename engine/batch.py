@@ -93,8 +93,8 @@ class Snapshots(NamedTuple):
     """Query tokens of that row in this forward behind which the state is taken: in [1, query_len], 0 for padding,
     which stores whatever is at hand."""
     slot_M: Tensor
-    """Slot that it goes to; the dummy slot for padding. No slot twice but the dummy, and none that a row of this forward
-    names, but for the one that its own row goes on from: that is read before it is written."""
+    """Slot that it goes to; the dummy slot for padding. No slot twice but the dummy, and none that a row of this
+    forward names, but for the one that its own row goes on from: that is read before it is written."""
 
 
 class ForwardBatch(NamedTuple):

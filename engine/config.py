@@ -69,7 +69,8 @@ class EngineConfig:
     attention_backend: Literal["auto", "torch", "triton", "flashinfer"] = "auto"
     """``torch`` is the reference and runs everywhere. ``triton``: CUDA, bfloat16 and float16; the operations around
     attention are fused kernels then, too. ``flashinfer``: FlashInfer's kernels, XQA for decode rows, and FA3 for
-    prefill rows, planned in prepare. ``auto``: triton where it runs, as it is the faster."""
+    prefill rows, planned in prepare; rows of several tokens (drafts) are left to Triton. ``auto``: triton where it
+    runs, as it is the faster."""
     ssm_backend: Literal["auto", "torch", "triton", "mamba_ssm"] = "auto"
     """What computes the recurrence of state-space layers. ``torch`` is the reference and runs everywhere; ``triton``
     and ``mamba_ssm`` (mamba-ssm's own kernels) need CUDA. ``auto``: triton there, else torch."""
@@ -221,10 +222,6 @@ class EngineConfig:
             )
         if count and self.overlap_admission:
             raise ConfigError("overlap_admission and speculative_tokens exclude each other; switch one off")
-        if count and self.attention_backend == "flashinfer":
-            raise ConfigError(
-                "attention_backend=flashinfer cannot attend for draft heads; use triton, or speculative_tokens=0"
-            )
 
     @property
     def decode_width(self) -> int:
@@ -233,8 +230,10 @@ class EngineConfig:
 
     @property
     def lookahead(self) -> int:
-        """Positions behind those in the cache that a decode row's next step may write: the tokens it reads, and those
-        that its draft heads read behind them."""
+        """Positions behind those in the cache that a decode row's next step may write.
+
+        The tokens it reads, and those that its draft heads read behind them.
+        """
         return 1 + 2 * self.speculative_tokens
 
     def _check_paused_blocks(self) -> None:

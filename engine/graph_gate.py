@@ -61,6 +61,8 @@ class GraphGate:
     """Passed on to :func:`match_graph`: models with recurrent state need enough rows of each kind."""
     chunked: bool
     """Whether a prompt may enter with a part of it."""
+    decode_width: int = 1
+    """Tokens of a decode row; passed on as well."""
     _largest: tuple[BatchDimensions, ...] = field(init=False, repr=False, compare=False)
     """Of each mix of rows with prefill the graph of most tokens: what a smaller one holds, it holds."""
     _room_alone: int = field(init=False, repr=False, compare=False)
@@ -114,7 +116,11 @@ class GraphGate:
         least = joined(held, 1)
         # Only prefill and decode counts filter the graphs: the candidate's tokens are the graph's, less what it pads.
         return max(
-            (spare_tokens(graph, held) for graph in self._largest if fits(least, graph, strict=self.strict)),
+            (
+                spare_tokens(graph, held, self.decode_width)
+                for graph in self._largest
+                if fits(least, graph, strict=self.strict, decode_width=self.decode_width)
+            ),
             default=0,
         )
 
@@ -141,7 +147,7 @@ class GraphGate:
         tokens = chunk_size(remaining, most, chunked=chunked)
         if not tokens:
             return None
-        graph = match_graph(joined(held, tokens), self.graphs, strict=self.strict)
+        graph = match_graph(joined(held, tokens), self.graphs, strict=self.strict, decode_width=self.decode_width)
         assert graph is not None, "room and match_graph disagree"
         return Chunk(tokens=tokens, graph=graph)
 
@@ -159,7 +165,9 @@ def graph_gate(config: EngineConfig, graphs: Sequence[BatchDimensions], *, stric
     """
     if not is_gated(config, graphs):
         return None
-    gate = GraphGate(graphs=tuple(graphs), strict=strict, chunked=config.chunked_prefill)
+    gate = GraphGate(
+        graphs=tuple(graphs), strict=strict, chunked=config.chunked_prefill, decode_width=config.decode_width
+    )
     if gate.room(NO_ROWS) < 3:  # in chunks, none of which is one token or leaves one, three is the least for any prompt
         raise ConfigError(
             f"graph_all_prefills: none of the {len(graphs)} captured forwards holds a prompt of three tokens; name "

@@ -57,23 +57,25 @@ def _exponential_sizes(largest: int, count: int) -> list[int]:
 def graph_list(config: EngineConfig, max_sequence_length: int) -> list[BatchDimensions]:
     """Every graph to capture, ascending, empty without graphs.
 
-    Decode graphs hold ``min(size, max_requests)`` one-token rows. With ``graph_non_decode``, mixed graphs hold P
-    prefill rows for P in 1, 2, 4, .. and the rest of the tokens as decode rows, where valid:
-    ``P + d <= max_requests`` and ``P + d <= tokens <= P * max_sequence_length + d``.
+    Decode graphs hold ``min(size // W, max_requests)`` rows of W tokens, W being ``decode_width``; sizes that a count
+    makes are rows. With ``graph_non_decode``, mixed graphs hold P prefill rows for P in 1, 2, 4, .. and the rest of the
+    tokens as decode rows, where valid: ``P + d <= max_requests`` and
+    ``P + d * W <= tokens <= P * max_sequence_length + d * W``.
     """
     assert config.graphs != "auto", "settled by resolve_config"
     if config.graphs is None or config.graphs == 0:
         return []
-    rows = config.max_requests
+    rows, width = config.max_requests, config.decode_width
     if isinstance(config.graphs, int):
-        decode_sizes = graph_sizes(rows, config.graphs, config.graph_distribution)
+        decode_rows = set(graph_sizes(rows, config.graphs, config.graph_distribution))
     else:
-        decode_sizes = sorted({size for size in config.graphs if size <= rows}, reverse=True)
-    dims = {BatchDimensions(num_tokens=size, num_prefill=0, num_decode=size) for size in decode_sizes}
+        decode_rows = {size // width for size in config.graphs if width <= size <= rows * width}
+    dims = {BatchDimensions(num_tokens=row * width, num_prefill=0, num_decode=row) for row in decode_rows}
     if config.graph_non_decode:
         dims |= _mixed_graphs(config, max_sequence_length)
     if not isinstance(config.graphs, int):
-        unused = sorted(set(config.graphs) - {one.num_tokens for one in dims})
+        used = {one.num_tokens for one in dims} | {size for size in config.graphs if size // width in decode_rows}
+        unused = sorted(set(config.graphs) - used)
         if unused:
             raise ConfigError(
                 f"graphs: no forward can have {', '.join(map(str, unused))} tokens with max_requests={rows}, "
@@ -83,7 +85,7 @@ def graph_list(config: EngineConfig, max_sequence_length: int) -> list[BatchDime
 
 
 def _mixed_graphs(config: EngineConfig, max_sequence_length: int) -> set[BatchDimensions]:
-    rows = config.max_requests
+    rows, width = config.max_requests, config.decode_width
     if isinstance(config.graphs, int):
         shape = "linear" if config.graph_distribution == "linear" else "exponential"
         sizes = graph_sizes(config.max_batch_tokens, config.graphs, shape)
@@ -95,26 +97,27 @@ def _mixed_graphs(config: EngineConfig, max_sequence_length: int) -> set[BatchDi
     for size in sizes:
         num_prefill = 1
         while num_prefill <= rows:
-            num_decode = max(0, min(size - num_prefill, rows - num_prefill))
+            num_decode = max(0, min((size - num_prefill) // width, rows - num_prefill))
             for decode in {num_decode, 0}:
-                if size >= 2 and num_prefill + decode <= size <= num_prefill * max_sequence_length + decode:
+                fixed = decode * width
+                if size >= 2 and num_prefill + fixed <= size <= num_prefill * max_sequence_length + fixed:
                     dims.add(BatchDimensions(num_tokens=size, num_prefill=num_prefill, num_decode=decode))
             num_prefill *= 2
     return dims
 
 
-def fits(real: BatchDimensions, graph: BatchDimensions, *, strict: bool) -> bool:
+def fits(real: BatchDimensions, graph: BatchDimensions, *, strict: bool, decode_width: int = 1) -> bool:
     """Whether a graph captured at ``graph`` can run ``real``.
 
     Decode-only batches take decode-only graphs. With prefill rows, a graph's unused decode rows still hold one padding
-    token each. ``strict`` (models with recurrent state) asks for enough rows of each kind; otherwise a spare prefill
-    row may hold a decode row.
+    token each (with drafts ``decode_width``). ``strict`` (models with recurrent state, and with drafts) asks for enough
+    rows of each kind; otherwise a spare prefill row may hold a decode row.
     """
     if real.num_prefill == 0:
         return graph.num_prefill == 0 and real.num_decode <= graph.num_decode
     if real.num_prefill > graph.num_prefill:
         return False
-    if spare_tokens(graph, real) < 0:
+    if spare_tokens(graph, real, decode_width) < 0:
         return False
     return real.num_decode <= graph.num_decode if strict else real.num_rows <= graph.num_rows
 
@@ -167,30 +170,31 @@ def checked_graphs(policy: GraphListPolicy, config: EngineConfig, max_sequence_l
 
 
 def _never_runs(size: BatchDimensions, config: EngineConfig, max_sequence_length: int) -> str | None:
-    most = size.num_prefill * max_sequence_length + size.num_decode
+    most = size.num_prefill * max_sequence_length + size.num_decode * config.decode_width
     if min(size.num_tokens, size.num_prefill, size.num_decode) < 0 or size.num_rows < 1:
         return "it holds no row"
     if size.num_rows > config.max_requests:
         return f"{size.num_rows} rows, max_requests={config.max_requests}"
     if size.num_tokens > config.max_batch_tokens:
         return f"{size.num_tokens} tokens, max_batch_tokens={config.max_batch_tokens}"
-    if size.num_tokens < size.num_rows:
-        return "fewer tokens than rows"
+    least = size.num_prefill + size.num_decode * config.decode_width
+    if size.num_tokens < least:
+        return f"its rows have {least} tokens at least"
     return f"its rows have {most} tokens at most" if size.num_tokens > most else None
 
 
-def spare_tokens(graph: BatchDimensions, real: BatchDimensions) -> int:
-    """Tokens of ``graph`` that ``real`` leaves; an unused decode row holds one of padding."""
-    return graph.num_tokens - real.num_tokens - max(0, graph.num_decode - real.num_decode)
+def spare_tokens(graph: BatchDimensions, real: BatchDimensions, decode_width: int = 1) -> int:
+    """Tokens of ``graph`` that ``real`` leaves; an unused decode row is full of padding."""
+    return graph.num_tokens - real.num_tokens - max(0, graph.num_decode - real.num_decode) * decode_width
 
 
 def match_graph(
-    real: BatchDimensions, graphs: Sequence[BatchDimensions], *, strict: bool = False
+    real: BatchDimensions, graphs: Sequence[BatchDimensions], *, strict: bool = False, decode_width: int = 1
 ) -> BatchDimensions | None:
     """The smallest of the ascending ``graphs`` that runs ``real``, or None: eager."""
     first = bisect_left(graphs, real.num_tokens, key=attrgetter("num_tokens"))
     for graph in graphs[first:]:
-        if fits(real, graph, strict=strict):
+        if fits(real, graph, strict=strict, decode_width=decode_width):
             return graph
     return None
 
@@ -253,14 +257,17 @@ class GraphSet:
         if not self.sizes:
             return None, "graphs are off"
         if real.num_prefill:
-            graph = match_graph(real, self.sizes, strict=self.strict)
+            graph = self._find(real)
         else:  # at most one decode batch a row count, asked for at every step
             if real not in self._matches:
-                self._matches[real] = match_graph(real, self.sizes, strict=self.strict)
+                self._matches[real] = self._find(real)
             graph = self._matches[real]
         if graph is not None:
             return graph, None
         return None, "prefill not captured" if real.num_prefill else "larger than every graph"
+
+    def _find(self, real: BatchDimensions) -> BatchDimensions | None:
+        return match_graph(real, self.sizes, strict=self.strict, decode_width=self._decode_width)
 
     def shape(self, graph: BatchDimensions, kv_blocks: int) -> BatchShape:
         """The static shape that runs ``graph`` with rows of up to ``kv_blocks`` blocks."""

@@ -71,8 +71,9 @@ def check_advanced(engine: Engine, border: Border, hashes: list[int]) -> None:
         assert request is not None
         tokens, count = [*request.prompt_ids, *request.output_ids], int(table.kv_len[row])
         if not 0 < count <= len(tokens):
-            continue  # placed and not launched; or its newest token is known to the device alone
-        state, wanted = hashes[int(table.state_slot[row])], rolling_hash(tokens[:count])
+            continue  # placed and not launched; or its newest tokens are known to the device alone, or are drafts
+        slot = int(table.state_slot[row]) * engine.config.decode_width + int(table.num_accepted[row])
+        state, wanted = hashes[slot], rolling_hash(tokens[:count])
         require(state == wanted, "I22", "row {}: its state is not the one behind its {} tokens", row, count)
 
 

@@ -46,7 +46,7 @@ from engine.table import RequestTable
 Weights = Iterable[tuple[str, Tensor]]
 WeightSource = str | Path | Weights
 """A Hugging Face folder, a ``.gguf`` file, or (checkpoint name, tensor) pairs."""
-_COLUMNS = ("block_table", "ints", "floats", *WIDE_COLUMNS)
+_COLUMNS = ("block_table", "ints", "floats", "drafts", "length", *WIDE_COLUMNS)
 
 
 class EngineState(Enum):
@@ -142,7 +142,8 @@ class Lifecycle:
         device, saved = runner.device, None
         before_bytes = device.used_bytes()
         if mode == "offload":
-            slots = slots_in_use(self._controller.table, self._cache)
+            width = runner.decode_width
+            slots = slots_in_use(self._controller.table, self._cache, width)
             saved = HostCopy(runner, blocks_in_use(self._pool), self._controller.pending, slots)
         elif mode == "recompute":
             device.synchronize()
@@ -255,11 +256,12 @@ def blocks_in_use(pool: BlockPool) -> NDArray[np.int64]:
     return np.flatnonzero(in_use)
 
 
-def slots_in_use(table: RequestTable, cache: PrefixCache | None) -> NDArray[np.int64]:
-    """State slots whose contents matter: of rows, and of snapshots; empty for models without."""
+def slots_in_use(table: RequestTable, cache: PrefixCache | None, width: int) -> NDArray[np.int64]:
+    """State slots whose contents matter: ``width`` of each row, and of snapshots; empty for models without."""
     rows = table.state_slot[: table.num_live].astype(np.int64)
+    owned = rows[rows >= 0][:, None] * width + np.arange(width)
     kept = [] if cache is None or cache.snapshots is None else [cache.snapshots.slots]
-    return np.concatenate([rows[rows >= 0], *kept])
+    return np.concatenate([owned.ravel(), *kept])
 
 
 class HostCopy:

@@ -175,11 +175,11 @@ def stage_tokens(half: HostSlab, table: RequestTable, layout: Layout, dummy_row:
     decoding = np.flatnonzero(~is_prefill)
     rows = layout.table_rows[decoding]
     for i in range(width):  # the newest token, then its drafts
-        tokens = starts[decoding] + i
-        f["token_ids"][tokens] = FROM_SAMPLE if i == 0 else FROM_DRAFT + 1 - i
-        f["positions"][tokens] = table.kv_len[rows] - width + i
-        f["token_row"][tokens] = rows
-        f["batch_row"][tokens] = layout.batch_rows[decoding]
+        at = starts[decoding] + i
+        f["token_ids"][at] = FROM_SAMPLE if i == 0 else FROM_DRAFT + 1 - i
+        f["positions"][at] = table.kv_len[rows] - width + i
+        f["token_row"][at] = rows
+        f["batch_row"][at] = layout.batch_rows[decoding]
     for i in np.flatnonzero(is_prefill).tolist():
         row, tokens = int(layout.table_rows[i]), slice(int(starts[i]), int(starts[i] + layout.query_len[i]))
         request = table.requests[row]
@@ -235,9 +235,10 @@ def stage_padding(half: HostSlab, shape: BatchShape, dummy_row: int, dummy_slot:
     stage_snapshots(half, layout, (), dummy_slot)
     if shape.num_prefill:  # all tokens to the first prefill row, so that the kernels see real lengths
         first, f = shape.num_decode, half.fields
-        f["query_len"][first] = f["kv_len"][first] = shape.num_tokens - first
+        token = first * shape.decode_width
+        f["query_len"][first] = f["kv_len"][first] = shape.num_tokens - token
         f["query_start"][first + 1 : shape.num_rows] = shape.num_tokens
-        f["batch_row"][first : shape.num_tokens] = first
+        f["batch_row"][token : shape.num_tokens] = first
 
 
 def step_fields(max_requests: int, max_tokens: int, block_size: int, decode_width: int = 1) -> list[Field]:

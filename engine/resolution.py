@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from engine.config import ResolvedConfig
 from engine.counters import Counters
-from engine.request import Request, RequestState
 from engine.plan import PromptRow
+from engine.request import Request, RequestState
 from engine.results import PromptValues, ResultBuffers, SampleResult
 from engine.sampling.logprobs import logprob_row
 from engine.table import RequestTable

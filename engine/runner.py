@@ -302,7 +302,7 @@ class Runner:
         self, shape: BatchShape, half: HostSlab, block_ids: NDArray[np.int32], *, is_captured: bool
     ) -> PrefillPlan | None:
         """Let the attention backend plan the prefill rows staged in ``half``, if it plans and there are any."""
-        if self.planner is None or not shape.num_prefill:
+        if self.planner is None or not shape.num_prefill or self.num_drafts:
             return None
         f, at = half.fields, slice(shape.num_decode, shape.num_rows)
         rows = PrefillRows(f["query_len"][at], f["kv_len"][at], f["table_row"][at], block_ids)

@@ -62,7 +62,9 @@ def _with_graphs(config: EngineConfig, device: Device) -> EngineConfig:
         return config.replace(graphs=None)
     if config.graph_all_prefills:  # prompts want graphs as well
         return config.replace(graphs=-1)
-    return config.replace(graphs=tuple(graph_sizes(config.max_requests, -1, "linear")), graph_non_decode=False)
+    width = config.decode_width
+    rows = tuple(row * width for row in graph_sizes(config.max_requests, -1, "linear"))
+    return config.replace(graphs=rows, graph_non_decode=False)
 
 
 def _dtype(config: EngineConfig, loaded: LoadedModel, device: Device) -> str:
@@ -136,6 +138,7 @@ def _checked_blocks(
         states = f" and {num_slots} state slots {sizes[1] / 2**30:,.1f} GiB" if sizes[1] else ""
         pool = f"a KV pool of {num_blocks} blocks of {config.block_size} tokens takes {sizes[0] / 2**30:,.1f} GiB"
         raise ConfigError(
-            f"{pool}{states}, there are {device.memory_bytes() / 2**30:,.1f}; lower num_blocks, kv_cache_gb, block_size or max_requests"
+            f"{pool}{states}, there are {device.memory_bytes() / 2**30:,.1f}; "
+            "lower num_blocks, kv_cache_gb, block_size or max_requests"
         )
     return num_blocks

@@ -12,7 +12,6 @@ is the model's, they are the same token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -90,14 +89,6 @@ class VerifyBuffers:
         """Copy stream: device to host, all but the counts."""
         for step in self.steps:
             step.fetch(num_logprobs)
-
-
-class Verifications(Protocol):
-    """What the controller asks for in verify and draft."""
-
-    def launch_verify(self, pending: PendingForward, table: RequestTable) -> Verified: ...
-
-    def launch_draft(self, verified: Verified, table: RequestTable) -> None: ...
 
 
 class Speculator:
@@ -201,9 +192,12 @@ class Speculator:
     ) -> None:
         half.upload()
         if first == end:
-            return sample_prompts(pending, values)
+            sample_prompts(pending, values)
+            return
         logits, count, columns = pending.logits.rows, end - first, self.columns
-        assert logits is not None and columns.drafts is not None and columns.length is not None
+        assert logits is not None
+        assert columns.drafts is not None
+        assert columns.length is not None
         fields = self.index_slab.device_fields
         index_nW, drafts_n = fields["logits_row"][:count], fields["num_drafts"][:count]
         ints = columns.ints[first:end]
@@ -253,7 +247,8 @@ class Speculator:
 
     def _draft(self, first: int, end: int, num_blocks: int, needs: SamplingNeeds, caches: list[LayerCache]) -> None:
         columns, model = self.columns, self._model
-        assert columns.drafts is not None and columns.length is not None
+        assert columns.drafts is not None
+        assert columns.length is not None
         newest_n = columns.length[first:end] - 1
         tokens_nI = columns.ints[first:end, LAST_TOKEN][:, None]
         for head in range(self._width - 1):

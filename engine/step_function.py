@@ -178,7 +178,7 @@ def slots_before(positions_T: Tensor, row_T: Tensor, block_table: Tensor, block_
 
 
 def layer_states(model: Model, num_drafts: int) -> Sequence[LayerState]:
-    """What a forward keeps: the layers' own states; of each draft head in use the hidden states it takes, and its own."""
+    """What a forward keeps: the layers' own states; of each draft head in use the hidden states it takes, its own."""
     layout = list(model.cache_layout())
     if num_drafts:
         assert isinstance(model, DraftingModel)

@@ -64,7 +64,10 @@ class FlashInferAttention(TritonAttention):
         scale: float,
         window: int | None,
     ) -> None:
-        """See :meth:`engine.attention.triton.TritonAttention.decode`."""
+        """See :meth:`engine.attention.triton.TritonAttention.decode`; what draft heads see, Triton attends to."""
+        if batch.first_key:
+            super().decode(q_THD, cache, batch, out_THD, scale=scale, window=window)
+            return
         check_sizes(q_THD.shape[2], cache[0].shape[1])
         count, block_size = batch.shape.num_decode, cache[0].shape[1]
         rows = self._rows_of(batch, cache)
@@ -93,7 +96,7 @@ class FlashInferAttention(TritonAttention):
         window: int | None,
     ) -> None:
         """See :meth:`engine.attention.triton.TritonAttention.prefill`."""
-        if batch.prefill_plan is None or window is not None:
+        if batch.prefill_plan is None or window is not None or batch.first_key:
             super().prefill(q_THD, cache, batch, out_THD, scale=scale, window=window)
             return
         first = batch.shape.num_decode

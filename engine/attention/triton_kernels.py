@@ -40,6 +40,7 @@ def decode_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    FIRST_KEY: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -93,6 +94,8 @@ def decode_kernel(
         seen = is_cached[None, :] & (position[None, :] <= last_seen[:, None])
         if HAS_WINDOW:
             seen = seen & (position[None, :] > last_seen[:, None] - window)
+        if FIRST_KEY > 0:
+            seen = seen & ((position[None, :] >= FIRST_KEY) | (position[None, :] == last_seen[:, None]))
         score = tl.where(seen, score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, 1))
         # A query of several may see no key of this split yet: keep its maximum usable.
@@ -175,6 +178,7 @@ def prefill_kernel(
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    FIRST_KEY: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -224,6 +228,8 @@ def prefill_kernel(
         seen = is_cached[None, :] & (position[None, :] <= last_seen[:, None])
         if HAS_WINDOW:
             seen = seen & (position[None, :] > last_seen[:, None] - window)
+        if FIRST_KEY > 0:
+            seen = seen & ((position[None, :] >= FIRST_KEY) | (position[None, :] == last_seen[:, None]))
         score = tl.where(seen, score, float("-inf"))
         new_top = tl.maximum(top, tl.max(score, 1))
         base = tl.where(new_top == float("-inf"), 0.0, new_top)

@@ -4,9 +4,10 @@ Its cache holds (token id, position) of every token. A row's logits hash every e
 read from, so any wrong block, slot, row, length or order changes the output; equality between schedules is exact in
 every dtype, and a step costs well under a millisecond. For tests of scheduling (design §12).
 
-``oracle-hybrid`` has a recurrent state as well: a rolling hash of the row's tokens, h' = A h + v(token) in wrapping int64
-arithmetic, mixed into the logits. A token that enters it twice, or not at all, or in another order, changes them. ``oracle-mtp`` has three draft heads besides,
-which foresee the model's tokens exactly if every hidden state and entry that they read is the right one.
+``oracle-hybrid`` has a recurrent state as well: a rolling hash of the row's tokens, h' = A h + v(token) in wrapping
+int64 arithmetic, mixed into the logits. A token that enters it twice, or not at all, or in another order, changes them.
+``oracle-mtp`` has three draft heads besides, which foresee the model's tokens exactly if every hidden state and entry
+that they read is the right one.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ class OracleModel(nn.Module):
             _mix(read_NP2[..., 0] * _MIX_TOKEN + read_NP2[..., 1] * _MIX_POSITION + 1) + place_P * _MIX_PLACE
         )
         prefix_NP = hash_NP.cumsum(dim=1)
-        token_T = torch.arange(batch.row_T.shape[0], device=cache.device) if self.num_draft_heads else batch.logits_idx_L
+        token_T = (
+            torch.arange(batch.row_T.shape[0], device=cache.device) if self.num_draft_heads else batch.logits_idx_L
+        )
         row_T = batch.row_T.index_select(0, token_T)
         before_T = (batch.kv_len_N - batch.query_len_N - batch.query_start_N).index_select(0, row_T)
         last_T = (before_T + token_T).clamp(0, num_keys - 1)
@@ -145,9 +148,9 @@ class OracleModel(nn.Module):
         With i a token's place in its row, h_i = A^i (A h + sum of A^-j v_j for j up to i), where h is the row's hash
         before this forward.
         """
-        assert batch.state_from_N is not None and batch.state_to_N is not None
-        rolled_P, unrolled_P = self.rolled_P, self.unrolled_P
-        assert isinstance(rolled_P, Tensor) and isinstance(unrolled_P, Tensor)
+        assert batch.state_from_N is not None
+        assert batch.state_to_N is not None
+        rolled_P, unrolled_P = self.get_buffer("rolled_P"), self.get_buffer("unrolled_P")
         row_T, start_N, len_N = batch.row_T, batch.query_start_N, batch.query_len_N
         place_T = (torch.arange(row_T.shape[0], device=row_T.device) - start_N.index_select(0, row_T)).clamp(min=0)
         value_T = batch.token_ids_T * _MIX_TOKEN + 1

@@ -489,7 +489,7 @@ class TestGraphLists:
             (dims(5, 0, 5), "5 rows, max_requests=4"),
             (dims(8, 3, 2), "5 rows, max_requests=4"),
             (dims(121, 2, 0), "121 tokens, max_batch_tokens=120"),
-            (dims(2, 2, 1), "fewer tokens than rows"),
+            (dims(2, 2, 1), "its rows have 3 tokens at least"),
             (dims(5, 0, 4), "its rows have 4 tokens at most"),
             (dims(102, 1, 1), "its rows have 101 tokens at most"),
         ],
