@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.columns import LAST_TOKEN, POSITION, banned_ids, row_floats, row_ints
 from engine.errors import InvariantError
@@ -18,6 +18,7 @@ from engine.request import Request
 if TYPE_CHECKING:
     from engine.controller import Border
     from engine.engine import Engine
+    from engine.invariants_rows import LiveRows
 
 CANARY = -7777
 """In every void integer: no token, row, block or position, so that using it as one fails."""
@@ -29,60 +30,62 @@ def require(holds: object, number: str, text: str, *values: object) -> None:
         raise InvariantError(f"{number}: {text.format(*values)}")
 
 
-def check_device(engine: Engine, *, unresolved: range = range(0)) -> None:
+def check_device(engine: Engine) -> None:
     """I3, I11, I32, I51 on the device: every column of a published row is its request's. Waits for the device.
 
     Args:
         engine: At an iteration border, or at a phase border that is not between prepare and forward.
-        unresolved: Rows between sample and resolve, of which the device knows one token more than the host.
 
     Raises:
         InvariantError: naming the invariant and what was found.
         DeviceError: launched work raised.
     """
+    from engine.invariants_rows import LiveRows  # it reads this module
+
     engine.device.synchronize()
-    table, columns = engine.table, engine.runner.columns
-    block_table = columns.block_table.cpu().numpy()
-    require((block_table[columns.dummy_row] == columns.dummy_block).all(), "I51", "the dummy row names a real block")
-    ints, floats = columns.ints.cpu().numpy(), columns.floats.cpu().numpy()
-    for row in range(table.num_live):
-        if table.kv_len[row] == 0:
+    compare_device(engine, LiveRows.of(engine.table), range(0))
+
+
+def compare_device(engine: Engine, rows: LiveRows, unresolved: range) -> None:
+    """As :func:`check_device`, on a device that is idle.
+
+    Args:
+        engine: As there.
+        rows: Its table's, as they are now.
+        unresolved: Rows between sample and resolve, of which the device knows one token more than the host.
+    """
+    columns, block_size = engine.runner.columns, engine.config.block_size
+    block_table: list[list[int]] = columns.block_table.cpu().numpy().tolist()
+    dummy, width = columns.dummy_block, len(block_table[0])
+    require(block_table[columns.dummy_row] == [dummy] * width, "I51", "the dummy row names a real block")
+    ints, floats = columns.ints.cpu().numpy().tolist(), columns.floats.cpu().numpy().tolist()
+    for row, request in enumerate(rows.requests):
+        kv_len = rows.kv_len[row]
+        if kv_len == 0:
             continue  # placed, not published yet
-        is_sampled = row in unresolved
-        count, request = int(table.block_count[row]), table.requests[row]
-        if table.is_prefill[row]:  # blocks of a chunk that was placed are published with its forward
-            count = -(-int(table.kv_len[row]) // engine.config.block_size)
         assert request is not None
-        held, wanted = block_table[row], table.block_ids[row, :count]
-        require(
-            np.array_equal(held[:count], wanted), "I11", "row {}: device blocks {}, host blocks {}", row, held, wanted
-        )
-        require((held[count:] == columns.dummy_block).all(), "I3", "row {}: stale blocks on the device: {}", row, held)
+        # Blocks of a chunk that was placed are published with its forward.
+        count = -(-kv_len // block_size) if rows.is_prefill[row] else rows.block_count[row]
+        held, wanted = block_table[row], rows.block_ids[row][:count]
+        require(held[:count] == wanted, "I11", "row {}: device blocks {}, host blocks {}", row, held, wanted)
+        is_empty = held.count(dummy) == width - count
+        require(is_empty, "I3", "row {}: stale blocks on the device: {}", row, held)
+        is_sampled = row in unresolved
         _check_numbers(row, request, ints[row], floats[row], is_sampled)
-        if not is_sampled and not table.is_fresh[row]:
-            newest = int(ints[row, LAST_TOKEN])
-            require(
-                newest == request.output_ids[-1],
-                "I32",
-                "row {}: the device goes on from {}, the host committed {}",
-                row,
-                newest,
-                request.output_ids[-1],
-            )
+        if not is_sampled and not rows.is_fresh[row]:
+            newest, known = ints[row][LAST_TOKEN], request.output_ids[-1]
+            text = "row {}: the device goes on from {}, the host committed {}"
+            require(newest == known, "I32", text, row, newest, known)
         _check_wide(engine, row, request, is_sampled)
 
 
-def _check_numbers(
-    row: int, request: Request, ints: NDArray[np.int64], floats: NDArray[np.float32], is_unresolved: bool
-) -> None:
+def _check_numbers(row: int, request: Request, ints: list[int], floats: list[float], is_unresolved: bool) -> None:
     wanted = list(row_ints(request))
-    wanted[LAST_TOKEN] = int(ints[LAST_TOKEN])
+    wanted[LAST_TOKEN] = ints[LAST_TOKEN]
     wanted[POSITION] += is_unresolved
-    require(ints.tolist() == wanted, "I11", "row {}: device integers {}, its request's {}", row, ints.tolist(), wanted)
-    numbers = np.asarray(row_floats(request.params), dtype=np.float32)
-    require(
-        np.array_equal(floats, numbers), "I11", "row {}: device parameters {}, its request's {}", row, floats, numbers
-    )
+    require(ints == wanted, "I11", "row {}: device integers {}, its request's {}", row, ints, wanted)
+    numbers = array("f", row_floats(request.params)).tolist()  # rounded as the device's are
+    require(floats == numbers, "I11", "row {}: device parameters {}, its request's {}", row, floats, numbers)
 
 
 def _check_wide(engine: Engine, row: int, request: Request, is_unresolved: bool) -> None:

@@ -94,6 +94,7 @@ class MemoryWorld(World):
             self._check_paused()
         if not isinstance(engine.pool, PrefixPool):
             return
+        self._check_forgotten()
         for block in engine.pool.ref_counts.nonzero()[0].tolist():
             self._last_held[block] = self._tick
         if border.side == "before" and border.phase is Phase.RESOLVE:
@@ -107,7 +108,6 @@ class MemoryWorld(World):
                     self._check_hit(request)
             if engine.device.kind == "inline" and border.phase is Phase.FORWARD:
                 self._check_named()
-            self._check_forgotten()
             if border.phase is Phase.RESOLVE and len(border.iteration.ended) == 1:
                 self._check_disowned(border.iteration.ended[0])
 

@@ -35,12 +35,12 @@ def _scramble(x: np.ndarray) -> np.ndarray:
     return (x ^ ((x >> 16) & _LOW_31)) & _LOW_31
 
 
-def reference_logits(tokens: Sequence[int]) -> np.ndarray:
-    """float64 [len(tokens), VOCAB]: row i is what the oracle says after reading ``tokens[: i + 1]``."""
+def reference_logits(tokens: Sequence[int], first: int = 0) -> np.ndarray:
+    """float64 [len(tokens) - first, VOCAB]: row i is what the oracle says after reading ``tokens[: first + i + 1]``."""
     with np.errstate(over="ignore"):
         place = np.arange(len(tokens), dtype=_I64)
         entry = np.asarray(tokens, dtype=_I64) * _I64(2654435761) + place * _I64(40503) + 1
-        read = np.cumsum(_scramble(_scramble(entry) + place * _I64(2246822519)))
+        read = np.cumsum(_scramble(_scramble(entry) + place * _I64(2246822519)))[first:]
         vocab = np.arange(VOCAB, dtype=_I64) * _I64(3266489917)
         mixed = _scramble(_scramble(read)[:, None] + vocab)
     return (mixed % 65536) * (8.0 / 65536)
@@ -68,10 +68,12 @@ def _adjust(logits: np.ndarray, params: SamplingParams, prompt: Sequence[int], o
     x = logits.copy()
     for token, bias in (params.logit_bias or {}).items():
         x[token] += bias
-    for token in {*prompt, *output}:
-        x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
-    for token in set(output):
-        x[token] -= params.presence_penalty + params.frequency_penalty * list(output).count(token)
+    if params.repetition_penalty != 1.0:
+        seen = list({*prompt, *output})
+        x[seen] = np.where(x[seen] > 0, x[seen] / params.repetition_penalty, x[seen] * params.repetition_penalty)
+    if output and (params.presence_penalty or params.frequency_penalty):
+        made, counts = np.unique(np.asarray(output), return_counts=True)
+        x[made] -= params.presence_penalty + params.frequency_penalty * counts
     if len(output) < params.min_tokens:
         x[list(ending_ids(params))] = -np.inf
     return x
@@ -80,8 +82,11 @@ def _adjust(logits: np.ndarray, params: SamplingParams, prompt: Sequence[int], o
 def _filtered(x: np.ndarray, params: SamplingParams, nudge: float) -> np.ndarray:
     """Weights of the ids that min_p, top_k and top_p leave, in this order; ``nudge`` moves their borders."""
     weights = np.exp((x - x.max()) / float(np.float32(params.temperature)))
-    order = [int(i) for i in np.argsort(-x, kind="stable") if weights[i] > 0]
-    order = [i for i in order if weights[i] >= float(np.float32(params.min_p)) * (1 + nudge)]
+    if params.top_k <= 0 and not _has_borders(params):
+        return weights
+    order = np.argsort(-x, kind="stable")
+    order = order[weights[order] > 0]
+    order = order[weights[order] >= float(np.float32(params.min_p)) * (1 + nudge)]
     order = order[: params.top_k] if params.top_k > 0 else order
     if params.top_p < 1.0:
         reached = np.cumsum(weights[order])
@@ -92,6 +97,11 @@ def _filtered(x: np.ndarray, params: SamplingParams, nudge: float) -> np.ndarray
     return kept
 
 
+def _has_borders(params: SamplingParams) -> bool:
+    """Whether some filter compares weights, so that rounding may decide who passes."""
+    return params.min_p > 0.0 or params.top_p < 1.0
+
+
 def reference_tokens(
     logits: np.ndarray, params: SamplingParams, seed: int, prompt: Sequence[int], output: Sequence[int]
 ) -> list[int]:
@@ -100,10 +110,11 @@ def reference_tokens(
     if params.is_greedy:
         return [int(np.argmax(x))]
     u, found = reference_uniform(seed, len(output)), []
-    for nudge, shift in ((0.0, 0.0), (0.0, -NEAR), (0.0, NEAR), (NEAR, 0.0), (-NEAR, 0.0)):
+    for nudge in (0.0, NEAR, -NEAR) if _has_borders(params) else (0.0,):
         reached = np.cumsum(_filtered(x, params, nudge))
-        target = min(max(u + shift, 0.0), 1.0 - 2**-53) * reached[-1]
-        found.append(int(np.searchsorted(reached, target, side="right")))
+        shifts = (0.0, -NEAR, NEAR) if nudge == 0.0 else (0.0,)
+        targets = [min(max(u + shift, 0.0), 1.0 - 2**-53) * reached[-1] for shift in shifts]
+        found += np.searchsorted(reached, targets, side="right").tolist()
     return list(dict.fromkeys(found))
 
 
@@ -128,6 +139,7 @@ def expected_output(
     max_length: int,
     follow: Sequence[int] = (),
     nan_every: int = 0,
+    at_most: int | None = None,
 ) -> Expected:
     """Run one request alone, straight ahead.
 
@@ -138,13 +150,18 @@ def expected_output(
         max_length: Longest prompt plus output.
         follow: The engine's answer; only where a draw is too near to a border its token is taken.
         nan_every: As :class:`FaultyOracle`.
+        at_most: Tokens after which it was aborted; how it would have gone on is not worked out.
     """
     output: list[int] = []
     logprobs: list[dict[int, float]] = []
     num_near = 0
     budget = min(params.max_tokens, max_length - len(prompt))
-    while True:
-        logits = reference_logits([*prompt, *output])[-1]
+    told = reference_logits([*prompt, *follow], len(prompt) - 1)  # right as long as the answer is
+    while at_most is None or len(output) < at_most:
+        is_told = len(output) < len(told) and output == list(follow[: len(output)])
+        logits = (
+            told[len(output)] if is_told else reference_logits([*prompt, *output], len(prompt) + len(output) - 1)[0]
+        )
         if is_faulty(logits, nan_every):
             text = "".join(PIECES[i] for i in output) if params.detokenize else ""
             return Expected(tuple(output), "error", None, tuple(logprobs), text, num_near)
@@ -157,6 +174,7 @@ def expected_output(
         if end is not None:
             reason, stop, text = end
             return Expected(tuple(output), reason, stop, tuple(logprobs), text, num_near)
+    return Expected(tuple(output), "abort", None, tuple(logprobs), "", num_near)
 
 
 def _end(output: list[int], params: SamplingParams, budget: int) -> tuple[str, str | int | None, str] | None:
@@ -169,8 +187,8 @@ def _end(output: list[int], params: SamplingParams, budget: int) -> tuple[str, s
     hits = [
         (at, stop)
         for stop in params.stop_strings
-        for at in range(len(text))
-        if text.startswith(stop, at) and at + len(stop) > before
+        for at in range(max(0, before - len(stop) + 1), len(text))
+        if text.startswith(stop, at)
     ]
     if is_allowed and hits:
         at, stop = min(hits, key=lambda hit: (hit[0], -len(hit[1])))

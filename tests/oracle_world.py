@@ -221,6 +221,7 @@ class World:
             max_length=self.engine.resolved.max_sequence_length,
             follow=output.token_ids,
             nan_every=self.nan_every,
+            at_most=len(output.token_ids) if output.finish_reason == "abort" else None,
         )
         self.num_near += expected.num_near
         name, count = one.request_id, len(output.token_ids)

@@ -279,18 +279,18 @@ def counts_of_the_row_before(patch: Patch) -> None:
 
 
 def row_not_written_at_admission(patch: Patch) -> None:
-    def write(real: Any, self: DeviceColumns, rows: Any, ints: Any, floats: Any, wide: Any) -> None:
+    def write(real: Any, self: DeviceColumns, rows: Any, ints: Any, floats: Any, *rest: Any) -> None:
         before = self.ints.index_select(0, rows)
-        real(self, rows, ints, floats, wide)
+        real(self, rows, ints, floats, *rest)
         self.ints[rows] = before
 
     wrap(patch, DeviceColumns, "write_rows", write)
 
 
 def parameters_of_the_row_before(patch: Patch) -> None:
-    def write(real: Any, self: DeviceColumns, rows: Any, ints: Any, floats: Any, wide: Any) -> None:
+    def write(real: Any, self: DeviceColumns, rows: Any, ints: Any, floats: Any, *rest: Any) -> None:
         before = self.floats.index_select(0, rows).nan_to_num(1.0)
-        real(self, rows, ints, floats, wide)
+        real(self, rows, ints, floats, *rest)
         self.floats[rows] = before
 
     wrap(patch, DeviceColumns, "write_rows", write)
@@ -305,10 +305,17 @@ def bad_logits_taken(patch: Patch) -> None:
 
 
 def logprobs_of_the_next_row(patch: Patch) -> None:
-    def row(real: Any, result: Any, index: int, *rest: Any) -> Any:
-        return real(result, (index + 1) % result.num_rows, *rest)
+    num_rows = [1]
 
-    wrap(patch, resolution_module, "_logprobs", row)
+    def commit(real: Any, result: Any, *rest: Any, **options: Any) -> None:
+        num_rows[0] = result.num_rows
+        real(result, *rest, **options)
+
+    def row(real: Any, buffers: Any, index: int, *rest: Any) -> Any:
+        return real(buffers, (index + 1) % num_rows[0], *rest)
+
+    wrap(patch, controller_module, "commit_results", commit)
+    wrap(patch, resolution_module, "logprobs_of", row)
 
 
 def admission_counts_free_blocks_only(patch: Patch) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.kernels.base import Kernels, Norm, Projection
+from engine.kernels.base import Activation, Kernels, Norm, Projection
 from engine.kernels.torch import TorchKernels
 
-__all__ = ["Kernels", "Norm", "Projection", "TorchKernels", "make_kernels"]
+__all__ = ["Activation", "Kernels", "Norm", "Projection", "TorchKernels", "make_kernels"]
 
 
 def make_kernels(attention: str) -> Kernels:

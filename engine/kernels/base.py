@@ -1,16 +1,21 @@
 """The arithmetic between a decoder's attention calls, as few fused operations behind one interface.
 
 Letters: T tokens, I inputs of a projection, O its outputs, F feed-forward size, H query heads, G key/value heads,
-D head size, Y = H + 2 G heads of the fused projection.
+D head size, Y = H + 2 G heads of the fused projection, X experts, K experts of a token, U rows of an expert's first
+projection.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
+from engine.kernels.routing import RoutingRule
 from engine.models.base import LayerCache
+
+Activation = Literal["swiglu", "relu2"]
+"""``swiglu``: SiLU of the first half of the columns times the second half. ``relu2``: squares, 0 for negatives."""
 
 
 class Norm(Protocol):
@@ -72,7 +77,7 @@ class Kernels(Protocol):
     def rotation_tables(
         self, positions_T: Tensor, frequencies: Tensor, attention_factor: float
     ) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of position * frequency, times the factor; each [T, 1, D / 2], float32 at least."""
+        """Cosine and sine of position * frequency, times the factor; each [T, 1, R / 2], float32 at least."""
         ...
 
     def rotate_and_append(
@@ -94,5 +99,50 @@ class Kernels(Protocol):
 
         Returns:
             The queries, [T, H, D].
+        """
+        ...
+
+    def activate(self, x_TU: Tensor, activation: Activation) -> Tensor:
+        """[T, F]; F is U / 2 for ``swiglu``, U for ``relu2``."""
+        ...
+
+    def route(self, score_TX: Tensor, bias_X: Tensor | None, rule: RoutingRule) -> tuple[Tensor, Tensor]:
+        """Each token's experts, the best first; of equals, the one with the lower number first.
+
+        Args:
+            score_TX: A router's scores, before softmax or sigmoid, in any float type.
+            bias_X: SIGMOID's correction bias, float32 or float64.
+            rule: How they become experts and weights.
+
+        Returns:
+            Numbers, [T, K] int64, no two of a token alike, in [0, X) even where scores are NaN; and their weights,
+            [T, K] float32, of float64 scores float64.
+        """
+        ...
+
+    def experts(
+        self,
+        x_TI: Tensor,
+        ids_TK: Tensor,
+        weights_TK: Tensor,
+        up_XUI: Tensor,
+        down_XIF: Tensor,
+        activation: Activation,
+    ) -> Tensor:
+        """For each token the weighted sum of its experts' ``down activate(up x)``.
+
+        A token's result depends neither on the other tokens' values nor on the order of anything: its K results are
+        added in the order of ``ids``.
+
+        Args:
+            x_TI: Tokens.
+            ids_TK: [T, K] int64 in [0, X), the experts of each token, no two alike.
+            weights_TK: [T, K] float32 or float64, the experts' weights.
+            up_XUI: First projection of every expert; with ``swiglu`` F gates, then F ups.
+            down_XIF: Second projection of every expert.
+            activation: Between the two.
+
+        Returns:
+            [T, I] in the dtype of ``x``, memory of its own.
         """
         ...

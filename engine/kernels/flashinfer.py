@@ -14,8 +14,10 @@ from flashinfer.page import append_paged_kv_cache
 from flashinfer.rope import apply_rope_with_cos_sin_cache, apply_rope_with_cos_sin_cache_inplace
 from torch import Tensor
 
-from engine.kernels.base import Norm, Projection
-from engine.kernels.torch import TorchKernels
+from engine.kernels import triton_routed as routed
+from engine.kernels.base import Activation, Norm, Projection
+from engine.kernels.routing import RoutingRule
+from engine.kernels.torch import TorchKernels, relu2
 from engine.models.base import LayerCache
 
 HEAD_DIMS = (64, 128, 256, 512)
@@ -86,7 +88,7 @@ class FlashInferKernels(TorchKernels):
         slots_T: Tensor,
     ) -> Tensor:
         head_dim, kv_heads = qkv_TYD.shape[2], cache[0].shape[2]
-        if head_dim not in HEAD_DIMS:
+        if head_dim not in HEAD_DIMS or 2 * tables[0].shape[-1] != head_dim:
             return super().rotate_and_append(qkv_TYD, head_norms, tables, cache, slots_T)
         q_THD: Tensor
         tokens = self._tokens_of(tables, slots_T, cache)
@@ -100,6 +102,29 @@ class FlashInferKernels(TorchKernels):
             apply_rope_with_cos_sin_cache_inplace(tokens.token_T, q_THD, k_TGD, *rotation)
         _append(cache, k_TGD, v_TGD, tokens)
         return q_THD
+
+    def activate(self, x_TU: Tensor, activation: Activation) -> Tensor:
+        if activation == "relu2":
+            return relu2(x_TU)
+        if x_TU.shape[-1] // 2 % _VECTOR:
+            return super().activate(x_TU, activation)
+        out_TF: Tensor = silu_and_mul(x_TU)
+        return out_TF
+
+    def route(self, score_TX: Tensor, bias_X: Tensor | None, rule: RoutingRule) -> tuple[Tensor, Tensor]:
+        return routed.route(score_TX, bias_X, rule)
+
+    def experts(
+        self,
+        x_TI: Tensor,
+        ids_TK: Tensor,
+        weights_TK: Tensor,
+        up_XUI: Tensor,
+        down_XIF: Tensor,
+        activation: Activation,
+    ) -> Tensor:
+        """By the Triton kernels and torch's grouped product: FlashInfer's need their weights in other orders."""
+        return routed.experts(x_TI, ids_TK, weights_TK, up_XUI, down_XIF, activation)
 
     def _tokens_of(self, tables: tuple[Tensor, Tensor], slots_T: Tensor, cache: LayerCache) -> _Tokens:
         """The index tensors of this forward, made by its first layer.

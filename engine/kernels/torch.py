@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.kernels.base import Norm, Projection
+from engine.kernels.base import Activation, Norm, Projection
+from engine.kernels.experts import experts_in_blocks
+from engine.kernels.routing import RoutingRule, route
 from engine.models.base import LayerCache
 from engine.models.rope import rotate, rotation_tables
 
@@ -27,8 +29,7 @@ class TorchKernels:
         return functional.linear(self.rms_norm(x_TI, norm), weight_OI, bias_O)
 
     def norm_swiglu(self, x_TI: Tensor, norm: Norm, gate_up: Projection) -> Tensor:
-        gate_TF, up_TF = self.norm_linear(x_TI, norm, gate_up.weight, gate_up.bias).chunk(2, dim=-1)
-        return functional.silu(gate_TF) * up_TF
+        return swiglu(self.norm_linear(x_TI, norm, gate_up.weight, gate_up.bias))
 
     def linear_add(self, x_TI: Tensor, projection: Projection, residual_TO: Tensor) -> Tensor:
         return residual_TO + functional.linear(x_TI, projection.weight, projection.bias)
@@ -58,6 +59,35 @@ class TorchKernels:
             k_TGD = rotate(self.rms_norm(k_TGD, head_norms[1]), *tables)
         append(cache, k_TGD, v_TGD, slots_T)
         return q_THD
+
+    def activate(self, x_TU: Tensor, activation: Activation) -> Tensor:
+        return swiglu(x_TU) if activation == "swiglu" else relu2(x_TU)
+
+    def route(self, score_TX: Tensor, bias_X: Tensor | None, rule: RoutingRule) -> tuple[Tensor, Tensor]:
+        return route(score_TX, bias_X, rule)
+
+    def experts(
+        self,
+        x_TI: Tensor,
+        ids_TK: Tensor,
+        weights_TK: Tensor,
+        up_XUI: Tensor,
+        down_XIF: Tensor,
+        activation: Activation,
+    ) -> Tensor:
+        activate = swiglu if activation == "swiglu" else relu2
+        return experts_in_blocks(x_TI, ids_TK, weights_TK, up_XUI, down_XIF, activate)
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """SiLU of the first half of the last dimension times the second half."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def relu2(x: Tensor) -> Tensor:
+    """The square of what is positive."""
+    return functional.relu(x).square()
 
 
 def append(cache: LayerCache, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor) -> None:

@@ -7,8 +7,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.kernels import triton_elementwise as elementwise
-from engine.kernels.base import Norm, Projection
+from engine.kernels import triton_routed as routed
+from engine.kernels.base import Activation, Norm, Projection
+from engine.kernels.routing import RoutingRule
+from engine.kernels.torch import relu2
 from engine.kernels.triton_products import few_rows, few_rows_tile, one_row, one_row_tile, overlapped, power_of_two
+from engine.kernels.triton_routed import swiglu
 from engine.models.base import LayerCache
 
 __all__ = ["TritonKernels", "overlapped", "power_of_two", "swiglu"]
@@ -98,6 +102,7 @@ class TritonKernels:
             HEADS=heads,
             KV_HEADS=kv_heads,
             HEAD_DIM=head_dim,
+            TURNED=tables[0].shape[-1],
             HAS_NORM=head_norms is not None,
             BLOCK_Y=block,
             BLOCK_HALF=power_of_two(head_dim // 2),
@@ -106,13 +111,19 @@ class TritonKernels:
         )
         return q_THD
 
+    def activate(self, x_TU: Tensor, activation: Activation) -> Tensor:
+        return swiglu(x_TU) if activation == "swiglu" else relu2(x_TU)
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    """SiLU of the first half of the columns times the second half; [T, 2 F] to [T, F]."""
-    rows, size = gate_up.shape[0], gate_up.shape[1] // 2
-    out_TF = torch.empty((rows, size), dtype=gate_up.dtype, device=gate_up.device)
-    block = 1024
-    elementwise.swiglu_kernel[(rows, -(-size // block))](
-        gate_up, out_TF, SIZE=size, BLOCK=block, num_warps=4, **overlapped()
-    )
-    return out_TF
+    def route(self, score_TX: Tensor, bias_X: Tensor | None, rule: RoutingRule) -> tuple[Tensor, Tensor]:
+        return routed.route(score_TX, bias_X, rule)
+
+    def experts(
+        self,
+        x_TI: Tensor,
+        ids_TK: Tensor,
+        weights_TK: Tensor,
+        up_XUI: Tensor,
+        down_XIF: Tensor,
+        activation: Activation,
+    ) -> Tensor:
+        return routed.experts(x_TI, ids_TK, weights_TK, up_XUI, down_XIF, activation)

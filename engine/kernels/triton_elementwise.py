@@ -77,12 +77,17 @@ def rotate_and_append_kernel(
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    TURNED: tl.constexpr,
     HAS_NORM: tl.constexpr,
     BLOCK_Y: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
-    """One program a token and BLOCK_Y of its heads; a head is two halves, which rotate against each other."""
+    """One program a token and BLOCK_Y of its heads; a head is two halves, which rotate against each other.
+
+    Where only the first 2 TURNED dimensions rotate, the halves are two pieces each, turned before kept: dimensions
+    [turned 1 | turned 2 | kept 1 | kept 2].
+    """
     HALF: tl.constexpr = HEAD_DIM // 2
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_Y + tl.arange(0, BLOCK_Y)
@@ -91,37 +96,42 @@ def rotate_and_append_kernel(
     is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
     is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
     wide = (column < HALF)[None, :]
-    source = qkv + (token * (HEADS + 2 * KV_HEADS) + head[:, None]) * HEAD_DIM + column[None, :]
+    if TURNED == HALF:
+        one, other = column, column + HALF
+    else:
+        one = tl.where(column < TURNED, column, column + TURNED)
+        other = tl.where(column < TURNED, column + TURNED, column + HALF)
+    source = qkv + (token * (HEADS + 2 * KV_HEADS) + head[:, None]) * HEAD_DIM
     inside = (head < HEADS + 2 * KV_HEADS)[:, None] & wide
     if HAS_NORM:
         pick = is_query[:, None]
-        first_gain = _weights(q_weight, k_weight, column, pick, column < HALF)
-        second_gain = _weights(q_weight + HALF, k_weight + HALF, column, pick, column < HALF)
+        first_gain = _weights(q_weight, k_weight, one, pick, column < HALF)
+        second_gain = _weights(q_weight, k_weight, other, pick, column < HALF)
     if USE_PDL:
         gdc_launch_dependents()
         gdc_wait()
-    first_raw = tl.load(source, mask=inside, other=0.0)
-    second_raw = tl.load(source + HALF, mask=inside, other=0.0)
+    first_raw = tl.load(source + one[None, :], mask=inside, other=0.0)
+    second_raw = tl.load(source + other[None, :], mask=inside, other=0.0)
     first, second = first_raw.to(tl.float32), second_raw.to(tl.float32)
     if HAS_NORM:
         eps = tl.where(is_query, q_eps, k_eps)
         factor = tl.rsqrt(tl.sum(first * first + second * second, 1) / HEAD_DIM + eps)[:, None]
         first *= factor * first_gain
         second *= factor * second_gain
-    c = tl.load(cos + token * HALF + column, mask=column < HALF, other=0.0)[None, :]
-    s = tl.load(sin + token * HALF + column, mask=column < HALF, other=0.0)[None, :]
+    c = tl.load(cos + token * TURNED + column, mask=column < TURNED, other=1.0)[None, :]
+    s = tl.load(sin + token * TURNED + column, mask=column < TURNED, other=0.0)[None, :]
     first_out = (first * c - second * s).to(q_out.dtype.element_ty)
     second_out = (second * c + first * s).to(q_out.dtype.element_ty)
-    target = q_out + (token * HEADS + head[:, None]) * HEAD_DIM + column[None, :]
-    tl.store(target, first_out, mask=is_query[:, None] & wide)
-    tl.store(target + HALF, second_out, mask=is_query[:, None] & wide)
-    entry = tl.load(slots + token) * (KV_HEADS * HEAD_DIM) + column[None, :]
+    target = q_out + (token * HEADS + head[:, None]) * HEAD_DIM
+    tl.store(target + one[None, :], first_out, mask=is_query[:, None] & wide)
+    tl.store(target + other[None, :], second_out, mask=is_query[:, None] & wide)
+    entry = tl.load(slots + token) * (KV_HEADS * HEAD_DIM)
     key = keys + entry + (head[:, None] - HEADS) * HEAD_DIM
-    tl.store(key, first_out, mask=is_key[:, None] & wide)
-    tl.store(key + HALF, second_out, mask=is_key[:, None] & wide)
+    tl.store(key + one[None, :], first_out, mask=is_key[:, None] & wide)
+    tl.store(key + other[None, :], second_out, mask=is_key[:, None] & wide)
     value = values + entry + (head[:, None] - HEADS - KV_HEADS) * HEAD_DIM
-    tl.store(value, first_raw, mask=is_value[:, None] & wide)
-    tl.store(value + HALF, second_raw, mask=is_value[:, None] & wide)
+    tl.store(value + one[None, :], first_raw, mask=is_value[:, None] & wide)
+    tl.store(value + other[None, :], second_raw, mask=is_value[:, None] & wide)
 
 
 @triton.jit

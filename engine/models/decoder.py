@@ -1,7 +1,7 @@
-"""The dense decoder: Llama, Mistral, Qwen2 and Qwen3 are this one module with different switches.
+"""The decoder of attention layers: Llama, Mistral, Qwen, Mixtral, GLM-4 and MiMo are this one module with switches.
 
-Letters: T tokens of the batch, L logits rows, V vocabulary, E hidden size, F feed-forward size, H query heads,
-G key/value heads, D head size, Y = H + 2 G heads of the fused projection.
+Letters: T tokens of the batch, L logits rows, V vocabulary, E hidden size, H query heads, G key/value heads,
+D head size, Y = H + 2 G heads of the fused projection.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -22,38 +22,11 @@ from engine.errors import CheckpointError
 from engine.kernels import Kernels, make_kernels
 from engine.models.base import LayerCache, PagedState
 from engine.models.checkpoint import damaged
-from engine.models.decoder_config import DecoderConfig
+from engine.models.decoder_config import FAMILIES, DecoderConfig
+from engine.models.moe import Fused, MoE
+from engine.models.parts import FeedForward, Linear, Placement, RMSNorm, empty, split_targets
 from engine.models.rope import RopeConfig, inverse_frequencies
 from engine.models.weights import WeightTargets, fill_weights
-
-
-class Placement(TypedDict):
-    """Of every parameter of a model."""
-
-    dtype: torch.dtype
-    device: torch.device
-
-
-class Linear(nn.Module):
-    """x W^T + b. Unlike ``nn.Linear`` it starts uninitialised: every value comes from a checkpoint or a generator."""
-
-    def __init__(self, inputs: int, outputs: int, *, bias: bool, **placement: Unpack[Placement]) -> None:
-        super().__init__()
-        self.weight = _empty(outputs, inputs, **placement)
-        self.bias = _empty(outputs, **placement) if bias else None
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension."""
-
-    def __init__(self, size: int, eps: float, **placement: Unpack[Placement]) -> None:
-        super().__init__()
-        self.weight = _empty(size, **placement)
-        self.eps = eps
-
-
-def _empty(*shape: int, **placement: Unpack[Placement]) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, **placement), requires_grad=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +67,8 @@ class SelfAttention(nn.Module):
         """Where each checkpoint tensor goes; q, k and v are row ranges of the fused projection."""
         rows = [heads * self.head_dim for heads in (self.heads, self.kv_heads, self.kv_heads)]
         found = {
-            **_split_targets(self.qkv, rows, [f"{prefix}.{name}_proj" for name in "qkv"]),
-            **_split_targets(self.out, [self.out.weight.shape[0]], [f"{prefix}.o_proj"]),
+            **split_targets(self.qkv, rows, [f"{prefix}.{name}_proj" for name in "qkv"]),
+            **split_targets(self.out, [self.out.weight.shape[0]], [f"{prefix}.o_proj"]),
         }
         if self.q_norm is not None and self.k_norm is not None:
             found[f"{prefix}.q_norm.weight"] = self.q_norm.weight.data
@@ -103,38 +76,8 @@ class SelfAttention(nn.Module):
         return found
 
 
-class FeedForward(nn.Module):
-    """down(silu(gate x) * up x)."""
-
-    def __init__(self, config: DecoderConfig, kernels: Kernels, **placement: Unpack[Placement]) -> None:
-        super().__init__()
-        self.kernels = kernels
-        hidden, inner = config.hidden_size, config.intermediate_size
-        self.gate_up = Linear(hidden, 2 * inner, bias=config.mlp_bias, **placement)
-        self.down = Linear(inner, hidden, bias=config.mlp_bias, **placement)
-
-    def forward(self, x_TE: Tensor, norm: RMSNorm) -> Tensor:
-        """``x`` plus the feed-forward of ``norm`` of x."""
-        return self.kernels.linear_add(self.kernels.norm_swiglu(x_TE, norm, self.gate_up), self.down, x_TE)
-
-    def targets(self, prefix: str) -> dict[str, Tensor]:
-        """Where each checkpoint tensor goes."""
-        hidden, inner = self.down.weight.shape
-        return {
-            **_split_targets(self.gate_up, [inner, inner], [f"{prefix}.gate_proj", f"{prefix}.up_proj"]),
-            **_split_targets(self.down, [hidden], [f"{prefix}.down_proj"]),
-        }
-
-
-def _split_targets(linear: Linear, rows: Sequence[int], names: Sequence[str]) -> dict[str, Tensor]:
-    found = dict(zip((f"{name}.weight" for name in names), linear.weight.data.split(list(rows)), strict=True))
-    if linear.bias is not None:
-        found.update(zip((f"{name}.bias" for name in names), linear.bias.data.split(list(rows)), strict=True))
-    return found
-
-
 class Layer(nn.Module):
-    """Attention, then feed-forward, each on a normed input and added to the stream."""
+    """Attention, then feed-forward or experts, each on a normed input and added to the stream."""
 
     def __init__(self, config: DecoderConfig, layer: int, backends: Backends, **placement: Unpack[Placement]) -> None:
         super().__init__()
@@ -142,10 +85,22 @@ class Layer(nn.Module):
         self.attention_norm = RMSNorm(size, eps, **placement)
         self.attention = SelfAttention(config, layer, backends, **placement)
         self.mlp_norm = RMSNorm(size, eps, **placement)
-        self.mlp = FeedForward(config, backends.kernels, **placement)
+        self.kernels = backends.kernels
+        self.mlp: FeedForward | MoE
+        self.mlp_prefix = ".mlp"
+        if config.moe is not None and config.sparse[layer]:
+            family = FAMILIES[config.architecture].experts
+            assert family is not None, "an architecture whose config has experts names their tensors"
+            self.mlp = MoE(config.moe, self.kernels, family.names, **placement)
+            self.mlp_prefix = family.prefix
+        else:
+            inner = config.intermediate_size
+            self.mlp = FeedForward(size, inner, self.kernels, bias=config.mlp_bias, **placement)
 
     def forward(self, x_TE: Tensor, tables: tuple[Tensor, Tensor], batch: ForwardBatch, cache: LayerCache) -> Tensor:
         x_TE = self.attention(x_TE, self.attention_norm, tables, batch, cache)
+        if isinstance(self.mlp, MoE):
+            return x_TE + self.mlp(self.kernels.rms_norm(x_TE, self.mlp_norm), batch.is_real_T)  # type: ignore[no-any-return]
         return self.mlp(x_TE, self.mlp_norm)  # type: ignore[no-any-return]
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
@@ -154,24 +109,30 @@ class Layer(nn.Module):
             f"{prefix}.input_layernorm.weight": self.attention_norm.weight.data,
             **self.attention.targets(f"{prefix}.self_attn"),
             f"{prefix}.post_attention_layernorm.weight": self.mlp_norm.weight.data,
-            **self.mlp.targets(f"{prefix}.mlp"),
+            **self.mlp.targets(prefix + self.mlp_prefix),
         }
+
+    def fused(self, prefix: str) -> Fused:
+        """What a checkpoint may hold in place of some of them."""
+        return self.mlp.fused(prefix + self.mlp_prefix) if isinstance(self.mlp, MoE) else {}
 
 
 class DecoderModel(nn.Module):
-    """A dense decoder over a paged cache; see :class:`engine.models.base.Model`."""
+    """A decoder over a paged cache; see :class:`engine.models.base.Model`."""
 
     def __init__(self, config: DecoderConfig, *, attention: Attention, **placement: Unpack[Placement]) -> None:
         super().__init__()
         self.config = config
         self.vocab_size, self.max_position = config.vocab_size, config.max_position
-        self.embedding = _empty(config.vocab_size, config.hidden_size, **placement)
+        self.wants_real_tokens = config.moe is not None
+        """Whether batches should say which tokens are padding: the counts of expert load leave it out."""
+        self.embedding = empty(config.vocab_size, config.hidden_size, **placement)
         self.attention, self.kernels = attention, make_kernels(attention.name)
         backends = Backends(attention, self.kernels)
         self.layers = nn.ModuleList(Layer(config, layer, backends, **placement) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **placement)
         # None when tied: torch.jit refuses to trace a module that holds one parameter under two names.
-        self.head = None if config.tie_word_embeddings else _empty(config.vocab_size, config.hidden_size, **placement)
+        self.head = None if config.tie_word_embeddings else empty(config.vocab_size, config.hidden_size, **placement)
         self.dtype = placement["dtype"]
         # Angles need float32: bfloat16 cannot tell position 4096 from 4097.
         angle_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
@@ -189,20 +150,31 @@ class DecoderModel(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a checkpoint's tensors in; CheckpointError names what is missing, unexpected or misshapen."""
-        places = self.weight_targets()
-        fill_weights(places.targets, weights, ignored=places.ignored)
+        fill_weights(self.weight_targets(), weights)
 
     def weight_targets(self) -> WeightTargets:
         """Where each checkpoint tensor goes."""
         targets = {"model.embed_tokens.weight": self.embedding.data, "model.norm.weight": self.norm.weight.data}
-        ignored = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+        ignored = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq" + self._ignored_of_family()
         if self.head is None:
             ignored += r"|lm_head\.weight"  # some tied files hold a copy; the config decides
         else:
             targets["lm_head.weight"] = self.head.data
+        fused: Fused = {}
         for number, layer in enumerate(self.layers):
             targets.update(layer.targets(f"model.layers.{number}"))  # type: ignore[operator]
-        return WeightTargets(targets, ignored)
+            fused.update(layer.fused(f"model.layers.{number}"))  # type: ignore[operator]
+        return WeightTargets(targets, ignored, fused)
+
+    def _ignored_of_family(self) -> str:
+        """What its checkpoints hold besides the model, as further branches of a regular expression."""
+        family, found = FAMILIES[self.config.architecture], ""
+        if family.ignored is not None:
+            found += "|" + family.ignored
+        if family.has_mtp_behind:
+            own = "|".join(str(number) for number in range(self.config.num_layers))
+            found += rf"|model\.layers\.(?!(?:{own})\.)\d+\..*"
+        return found
 
     def check_config(self, config: Mapping[str, Any]) -> None:
         """Refuse a checkpoint that would compute otherwise than this model: CheckpointError names what differs.
@@ -248,4 +220,6 @@ def _turn_alike(one: RopeConfig, other: RopeConfig, head_dim: int) -> bool:
     """Whether both turn heads by the same angles, however they are written down."""
     angles = [inverse_frequencies(rope, head_dim, torch.float64, torch.device("cpu")) for rope in (one, other)]
     is_as_long = math.isclose(one.attention_factor, other.attention_factor, rel_tol=1e-6)
-    return is_as_long and torch.allclose(angles[0], angles[1], rtol=1e-5, atol=0.0)
+    return (
+        is_as_long and angles[0].shape == angles[1].shape and torch.allclose(angles[0], angles[1], rtol=1e-5, atol=0.0)
+    )

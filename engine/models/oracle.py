@@ -5,9 +5,9 @@ read from, so any wrong block, slot, row, length or order changes the output; eq
 every dtype, and a step costs well under a millisecond. For tests of scheduling (design §12).
 
 ``oracle-hybrid`` has a recurrent state as well: a rolling hash of the row's tokens, h' = A h + v(token) in wrapping
-int64 arithmetic, mixed into the logits. A token that enters it twice, or not at all, or in another order, changes them.
-``oracle-mtp`` has three draft heads besides, which foresee the model's tokens exactly if every hidden state and entry
-that they read is the right one.
+int64 arithmetic. It is compared with that of the tokens in the cache: while they agree the logits are ``oracle``'s, and
+a token that enters it twice, or not at all, or in another order, changes them. ``oracle-mtp`` has three draft heads
+besides, which foresee the model's tokens exactly if every hidden state and entry that they read is the right one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class OracleModel(nn.Module):
         super().__init__()
         self.num_draft_heads = num_draft_heads
         self.hidden_size = 3
-        """Of a token: what the row hashes to up to it, its rolling hash, and the sum that draft heads check."""
+        """Of a token: what the row hashes to up to it, how far its state is astray, and the sum that heads check."""
         self.skill = skill
         self.is_recurrent = is_recurrent
         self.vocab_size = vocab_size
@@ -90,19 +90,19 @@ class OracleModel(nn.Module):
         before_T = (batch.kv_len_N - batch.query_len_N - batch.query_start_N).index_select(0, row_T)
         last_T = (before_T + token_T).clamp(0, num_keys - 1)
         prefix_T = prefix_NP.index_select(0, row_T).gather(1, last_T[:, None])[:, 0]
-        rolled_T = torch.zeros_like(prefix_T)
+        astray_T = torch.zeros_like(prefix_T)
         if self.is_recurrent:
             rolled_T = self._roll(batch, caches[1][0]).index_select(0, token_T)
+            astray_T = rolled_T - self._rolled_from(read_NP2[..., 0], row_T, last_T)
         if not self.num_draft_heads:
-            return self._logits(prefix_T, rolled_T), prefix_T
+            return self._logits(prefix_T, astray_T), prefix_T
         tally_NP = _tally(read_NP2[..., 0]).cumsum(dim=1)
         tally_T = tally_NP.index_select(0, row_T).gather(1, last_T[:, None])[:, 0]
-        hidden_T3 = torch.stack([prefix_T, rolled_T, tally_T], dim=1)
+        hidden_T3 = torch.stack([prefix_T, astray_T, tally_T], dim=1)
         return self.draft_logits(-1, hidden_T3.index_select(0, batch.logits_idx_L)), hidden_T3
 
-    def _logits(self, prefix_L: Tensor, rolled_L: Tensor) -> Tensor:
-        state_L = prefix_L + _mix(rolled_L) if self.is_recurrent else prefix_L
-        mixed_LV = _mix(_mix(state_L)[:, None] + self.vocab_V)  # type: ignore[operator]
+    def _logits(self, prefix_L: Tensor, astray_L: Tensor) -> Tensor:
+        mixed_LV = _mix(_mix(prefix_L + astray_L)[:, None] + self.get_buffer("vocab_V"))
         return (mixed_LV % 65536).to(torch.float32) * (self.spread / 65536)
 
     # -- draft heads -----------------------------------------------------------------------------------------------
@@ -128,9 +128,8 @@ class OracleModel(nn.Module):
         is_read_TP = (place_P > batch.first_key) & (place_P <= position_T[:, None])
         is_sound_T = (is_next_NP.index_select(0, batch.row_T) | ~is_read_TP).all(dim=1)
         own_T = _mix(_mix(token_T * _MIX_TOKEN + position_T * _MIX_POSITION + 1) + position_T * _MIX_PLACE)
-        rolled_T = before_TE[:, 1] * _signed(_ROLL) + token_T * _MIX_TOKEN + 1
         prefix_T = before_TE[:, 0] + own_T + torch.where(is_sound_T, 0, 1)
-        return torch.stack([prefix_T, rolled_T, before_TE[:, 2] + _tally(token_T)], dim=1)
+        return torch.stack([prefix_T, before_TE[:, 1], before_TE[:, 2] + _tally(token_T)], dim=1)
 
     def draft_logits(self, head: int, hidden_LE: Tensor) -> Tensor:
         """Logits [L, V], the model's own (head -1); those of a head are moved on by one id where it lacks the skill."""
@@ -141,6 +140,14 @@ class OracleModel(nn.Module):
         if self.skill == "mixed":
             is_wrong_L = _mix(hidden_LE[:, 0] + 7) % 3 == 0
         return torch.where(is_wrong_L[:, None], logits_LV.roll(1, dims=1), logits_LV)
+
+    def _rolled_from(self, token_NP: Tensor, row_T: Tensor, last_T: Tensor) -> Tensor:
+        """The rolling hash that the tokens in the cache come to, of row ``row`` up to place ``last``; [T]."""
+        count = token_NP.shape[1]
+        unrolled_P = self.get_buffer("unrolled_P")[:count]
+        sum_NP = ((token_NP * _MIX_TOKEN + 1) * unrolled_P).cumsum(dim=1)
+        sum_T = sum_NP.index_select(0, row_T).gather(1, last_T[:, None])[:, 0]
+        return self.get_buffer("rolled_P").index_select(0, last_T) * sum_T
 
     def _roll(self, batch: ForwardBatch, hashes: Tensor) -> Tensor:
         """The rolling hash behind each token, [T]; rows' last ones and snapshots are stored in ``hashes`` [slots, 1].

@@ -34,6 +34,15 @@ _SHIPPED: dict[str, tuple[str, str]] = {
     "MistralForCausalLM": ("engine.models.decoder", "DecoderModel"),
     "Qwen2ForCausalLM": ("engine.models.decoder", "DecoderModel"),
     "Qwen3ForCausalLM": ("engine.models.decoder", "DecoderModel"),
+    "MiMoForCausalLM": ("engine.models.decoder", "DecoderModel"),
+    "MixtralForCausalLM": ("engine.models.decoder", "DecoderModel"),
+    "Qwen2MoeForCausalLM": ("engine.models.decoder", "DecoderModel"),
+    "Qwen3MoeForCausalLM": ("engine.models.decoder", "DecoderModel"),
+    "Glm4MoeForCausalLM": ("engine.models.decoder", "DecoderModel"),
+    "Mamba2ForCausalLM": ("engine.models.hybrid", "HybridModel"),
+    "BambaForCausalLM": ("engine.models.hybrid", "HybridModel"),
+    "NemotronHForCausalLM": ("engine.models.hybrid", "HybridModel"),
+    "GraniteMoeHybridForCausalLM": ("engine.models.hybrid", "HybridModel"),
 }
 """Module and class by architecture; imported when first asked for."""
 

@@ -1,6 +1,6 @@
 """Rotary position embedding: frequencies with their scalings, and the rotation.
 
-Letters: T tokens, H heads (any kind), D head size.
+Letters: T tokens, H heads (any kind), D head size, R rotated dimensions of a head, its first.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ class RopeConfig:
     """yarn: widen the ramp between the two to whole dimensions."""
     attention_factor: float = 1.0
     """Factor on cos and sin."""
+    partial_factor: float = 1.0
+    """R / D."""
     divisors: tuple[float, ...] = ()
-    """One divisor for each of the D / 2 frequencies."""
+    """One divisor for each of the R / 2 frequencies."""
 
     @property
     def length_factor(self) -> float:
@@ -52,8 +54,20 @@ class RopeConfig:
         return self.factor if self.rope_type in ("linear", "yarn") else 1.0
 
 
-def rope_from_checkpoint(config: Mapping[str, Any], max_position: int) -> RopeConfig:
+def rope_from_checkpoint(
+    config: Mapping[str, Any],
+    max_position: int,
+    *,
+    default_theta: float = 10_000.0,
+    default_partial: float | None = None,
+) -> RopeConfig:
     """Read either key style: ``rope_parameters``, or ``rope_scaling`` with a top-level ``rope_theta``.
+
+    Args:
+        config: Parsed ``config.json``.
+        max_position: Its ``max_position_embeddings``.
+        default_theta: Of a file that names none.
+        default_partial: The same of ``partial_rotary_factor``; None: an architecture that turns whole heads.
 
     Raises:
         CheckpointError: The scaling is of a kind this engine does not compute, or lacks a number.
@@ -64,15 +78,18 @@ def rope_from_checkpoint(config: Mapping[str, Any], max_position: int) -> RopeCo
         raise CheckpointError(
             f"config.json: RoPE scaling {rope_type!r} is not supported; known: {', '.join(ROPE_TYPES)}"
         )
-    partial = _first(params.get("partial_rotary_factor"), config.get("partial_rotary_factor"), 1.0)
-    if partial != 1.0:
+    partial = _first(
+        params.get("partial_rotary_factor"), config.get("partial_rotary_factor"), _first(default_partial, 1.0)
+    )
+    if default_partial is None and partial != 1.0:
         raise CheckpointError(f"config.json: partial_rotary_factor must be 1 for this architecture, got {partial!r}")
     original = _first(
         config.get("original_max_position_embeddings"), params.get("original_max_position_embeddings"), max_position
     )
     base = RopeConfig(
-        theta=float(_first(params.get("rope_theta"), config.get("rope_theta"), 10_000.0)),
+        theta=float(_first(params.get("rope_theta"), config.get("rope_theta"), default_theta)),
         rope_type=rope_type,
+        partial_factor=float(partial),
         original_max_position=int(original),
     )
     if rope_type == "linear":
@@ -137,18 +154,21 @@ def _positive(params: Mapping[str, Any], name: str) -> float:
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[D / 2] angles that one position adds, in ``dtype``."""
-    exponent = torch.arange(0, head_dim, 2, dtype=dtype, device=device) / head_dim
+    """[R / 2] angles that one position adds, in ``dtype``."""
+    size = int(head_dim * rope.partial_factor)
+    if size < 2 or size % 2:
+        raise CheckpointError(f"config.json: {rope.partial_factor} of head_dim {head_dim} must be even for RoPE")
+    exponent = torch.arange(0, size, 2, dtype=dtype, device=device) / size
     frequencies = 1.0 / rope.theta**exponent
     if rope.rope_type == "linear":
         return frequencies / rope.factor
     if rope.rope_type == "llama3":
         return _llama3(frequencies, rope)
     if rope.rope_type == "yarn":
-        return _yarn(frequencies, rope, head_dim)
+        return _yarn(frequencies, rope, size)
     if rope.rope_type == "divisors":
-        if len(rope.divisors) != head_dim // 2:
-            raise CheckpointError(f"RoPE needs {head_dim // 2} frequency divisors, the file has {len(rope.divisors)}")
+        if len(rope.divisors) != size // 2:
+            raise CheckpointError(f"RoPE needs {size // 2} frequency divisors, the file has {len(rope.divisors)}")
         return frequencies / torch.tensor(rope.divisors, dtype=dtype, device=device)
     return frequencies
 
@@ -160,30 +180,35 @@ def _llama3(frequencies: Tensor, rope: RopeConfig) -> Tensor:
     return frequencies * keep + frequencies / rope.factor * (1.0 - keep)
 
 
-def _yarn(frequencies: Tensor, rope: RopeConfig, head_dim: int) -> Tensor:
+def _yarn(frequencies: Tensor, rope: RopeConfig, size: int) -> Tensor:
     """A ramp over dimensions, from those that turn ``beta_fast`` times to those that turn ``beta_slow`` times."""
 
     def dimension(turns: float) -> float:
-        return head_dim * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return size * math.log(rope.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, size - 1)
     if low == high:
         high += 0.001  # a step instead of a division by zero
-    index = torch.arange(head_dim // 2, dtype=frequencies.dtype, device=frequencies.device)
+    index = torch.arange(size // 2, dtype=frequencies.dtype, device=frequencies.device)
     stretch = ((index - low) / (high - low)).clamp(0.0, 1.0)
     return frequencies / rope.factor * stretch + frequencies * (1.0 - stretch)
 
 
 def rotation_tables(positions_T: Tensor, frequencies: Tensor, attention_factor: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine, each [T, 1, D / 2], in the dtype of ``frequencies``."""
+    """Cosine and sine, each [T, 1, R / 2], in the dtype of ``frequencies``."""
     angles = positions_T[:, None, None].to(frequencies.dtype) * frequencies
     return angles.cos() * attention_factor, angles.sin() * attention_factor
 
 
 def rotate(x_THD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (i, i + D / 2) of every head; computed in the tables' dtype, returned in that of ``x_THD``."""
-    first, second = x_THD.to(cos.dtype).chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x_THD.dtype)
+    """Turn the pairs (i, i + R / 2) of every head, whose other dimensions stay.
+
+    Computed in the tables' dtype, returned in that of ``x_THD``.
+    """
+    size = 2 * cos.shape[-1]
+    first, second = x_THD[..., :size].to(cos.dtype).chunk(2, dim=-1)
+    turned = ((first * cos - second * sin).to(x_THD.dtype), (second * cos + first * sin).to(x_THD.dtype))
+    return torch.cat((*turned, x_THD[..., size:]), dim=-1)

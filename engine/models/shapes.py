@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -23,6 +24,25 @@ def _config(architecture: str, *, heads: tuple[int, int], **keys: Any) -> dict[s
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": False,
+        **keys,
+    }
+
+
+def _nemotron_h(pattern: str, **keys: Any) -> dict[str, Any]:
+    """M Mamba2, * attention, - feed-forward, E experts; where ``keys`` says nothing, released models' sizes."""
+    return {
+        "architectures": ["NemotronHForCausalLM"],
+        "hybrid_override_pattern": pattern,
+        "num_hidden_layers": len(pattern),
+        "mamba_head_dim": 64,
+        "ssm_state_size": 128,
+        "n_groups": 8,
+        "conv_kernel": 4,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 8192,
+        "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": False,
         **keys,
     }
@@ -88,6 +108,81 @@ SHAPES: dict[str, dict[str, Any]] = {
         num_hidden_layers=24,
         max_position_embeddings=4096,
     ),
+    "tiny-moe": _config(
+        "Qwen3MoeForCausalLM",
+        heads=(4, 2),
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        head_dim=16,
+        max_position_embeddings=4096,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        norm_topk_prob=True,
+    ),
+    "qwen3-30b-a3b": _config(
+        "Qwen3MoeForCausalLM",
+        heads=(32, 4),
+        vocab_size=_QWEN3_VOCAB,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_hidden_layers=48,
+        head_dim=128,
+        max_position_embeddings=40960,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        norm_topk_prob=True,
+    ),
+    "mimo-7b": _config(
+        "MiMoForCausalLM",
+        heads=(32, 8),
+        vocab_size=151680,
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_hidden_layers=36,
+        head_dim=128,
+        max_position_embeddings=32768,
+        attention_bias=True,
+        rms_norm_eps=1e-5,
+        rope_theta=640_000.0,
+    ),
+    "nemotron-h-4b": _nemotron_h(
+        "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+        vocab_size=131072,
+        hidden_size=3072,
+        intermediate_size=12288,
+        mamba_num_heads=112,
+        num_attention_heads=32,
+    ),
+    "hybrid-2b": _nemotron_h(
+        "M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-",
+        vocab_size=131072,
+        hidden_size=2048,
+        intermediate_size=8192,
+        mamba_num_heads=64,
+        num_attention_heads=16,
+    ),
+    "tiny-hybrid": _nemotron_h(
+        "M*-ME",
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=96,
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        ssm_state_size=16,
+        n_groups=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=4096,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        moe_shared_expert_intermediate_size=48,
+    ),
 }
 """Configurations in config.json's own keys."""
 
@@ -104,8 +199,10 @@ def shape_config(name: str) -> dict[str, Any]:
 def fill_randomly(model: nn.Module) -> None:
     """Seeded normal weights, made on the model's device.
 
-    A matrix gets deviation 1 / sqrt(inputs), so that every branch keeps its input's size, the next token depends
-    on the whole context, and logits have deviation about 1. Norm weights are 1, biases 0.
+    A matrix, and each of a stack of them, gets deviation 1 / sqrt(inputs), so that every branch keeps its input's size,
+    the next token depends on the whole context, and logits have deviation about 1. Norm weights are 1, biases 0.
+    Mamba2's A is -1 to -16 and its time steps 0.001 to 0.1, as where its training starts: some heads forget in a few
+    tokens, some in thousands.
     """
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter in model.named_parameters():
@@ -113,5 +210,10 @@ def fill_randomly(model: nn.Module) -> None:
         generator = generators.setdefault(device, torch.Generator(device).manual_seed(_SEED))
         if parameter.dim() >= 2:
             parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+        elif name.endswith("a_log"):
+            parameter.uniform_(1.0, 16.0, generator=generator).log_()
+        elif name.endswith("dt_bias"):  # softplus of it is the time step where the projection gives 0
+            step = parameter.uniform_(math.log(0.001), math.log(0.1), generator=generator).exp()
+            parameter.copy_(step.expm1().log())
         else:
             parameter.fill_(0.0 if name.endswith("bias") else 1.0)

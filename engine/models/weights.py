@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -22,6 +23,8 @@ class WeightTargets(NamedTuple):
     """Destination by checkpoint name; a view of a larger parameter is fine."""
     ignored: str | None = None
     """Regular expression of checkpoint names that are skipped, matched whole."""
+    fused: Mapping[str, tuple[Tensor, tuple[str, ...]]] = MappingProxyType({})
+    """Other names a checkpoint may use: the destination, and the names in ``targets`` that it is there in place of."""
 
 
 @runtime_checkable
@@ -47,46 +50,52 @@ def weight_targets(module: nn.Module) -> dict[str, Tensor]:
 
 
 def fill_weights(
-    targets: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]], *, ignored: str | None = None
+    targets: Mapping[str, Tensor] | WeightTargets, weights: Iterable[tuple[str, Tensor]], *, ignored: str | None = None
 ) -> None:
     """Copy each tensor of ``weights`` into the target of its name, converted to the target's dtype and device.
 
     Args:
-        targets: Destination by checkpoint name; a view of a larger parameter is fine.
+        targets: Destination by checkpoint name; a view of a larger parameter is fine. Or all that
+            :class:`WeightTargets` says.
         weights: (checkpoint name, tensor), any device.
         ignored: Regular expression of checkpoint names that are skipped, matched whole.
 
     Raises:
         CheckpointError: A tensor is missing, unexpected, twice there, of another shape, or not of a float type.
     """
-    for target, tensor in _matched(targets, weights, ignored):
+    places = targets if isinstance(targets, WeightTargets) else WeightTargets(targets, ignored)
+    for target, tensor in _matched(places, weights):
         with torch.no_grad():
             target.copy_(tensor)
 
 
 def check_weights(places: WeightTargets, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Raise what :func:`fill_weights` would raise, and copy nothing."""
-    for _ in _matched(places.targets, weights, places.ignored):
+    for _ in _matched(places, weights):
         pass
 
 
-def _matched(
-    targets: Mapping[str, Tensor], weights: Iterable[tuple[str, Tensor]], ignored: str | None
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _matched(places: WeightTargets, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
     """Each target with its tensor, checked; what is missing or unexpected is known, and raised, at the end."""
-    missing = dict.fromkeys(targets)
+    missing = dict.fromkeys(places.targets)
     unexpected: list[str] = []
+    names: tuple[str, ...]
     for name, tensor in weights:
-        target = targets.get(name)
-        if target is None:
-            if ignored is None or re.fullmatch(ignored, name) is None:
+        if name in places.targets:
+            target, names = places.targets[name], (name,)
+        elif name in places.fused:
+            target, names = places.fused[name]
+        else:
+            if places.ignored is None or re.fullmatch(places.ignored, name) is None:
                 unexpected.append(name)
             continue
-        if name not in missing:
-            raise CheckpointError(f"checkpoint holds tensor {name} twice")
+        for one in names:
+            if one not in missing:
+                raise CheckpointError(f"checkpoint holds tensor {one} twice")
         _check(name, target, tensor)
         yield target, tensor
-        del missing[name]
+        for one in names:
+            del missing[one]
     if missing:
         raise CheckpointError(f"checkpoint lacks {_listed(list(missing))}")
     if unexpected:

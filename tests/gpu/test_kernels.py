@@ -92,14 +92,16 @@ class TestRotateAndAppend:
     @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (32, 8, 64), (4, 4, 72), (6, 2, 16)])
     @pytest.mark.parametrize("has_norm", [True, False])
     @pytest.mark.parametrize("dtype", HALF)
+    @pytest.mark.parametrize("turned", [1.0, 0.5, 0.25])
     def test_writes_the_given_slots_and_no_other(
-        self, heads: int, kv_heads: int, head_dim: int, has_norm: bool, dtype: torch.dtype
+        self, heads: int, kv_heads: int, head_dim: int, has_norm: bool, dtype: torch.dtype, turned: float
     ) -> None:
         tokens, num_slots = 19, 5 * 16
         qkv = random(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
         norms = (norm(head_dim, dtype), norm(head_dim, dtype, eps=1e-3)) if has_norm else None
         positions = torch.randint(0, 4000, (tokens,), device=DEVICE)
-        frequencies = 10_000.0 ** -(torch.arange(head_dim // 2, device=DEVICE) / (head_dim // 2))
+        half = int(head_dim * turned) // 2
+        frequencies = 10_000.0 ** -(torch.arange(half, device=DEVICE) / half)
         slots = torch.randperm(num_slots, device=DEVICE)[:tokens]
         cache = tuple(
             torch.full((5, 16, kv_heads, head_dim), float("nan"), dtype=dtype, device=DEVICE) for _ in range(2)

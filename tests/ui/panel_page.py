@@ -15,7 +15,7 @@ from workbench.widgets.panel_panes import PanelPanes
 _ADDRESS = "http://panel.test"
 _WIDGETS = {"bar": PanelBar, "panes": PanelPanes}
 _TRAITS = {
-    "bar": ("bar", "strip", "notice", "key_map", "phases", "pace"),
+    "bar": ("bar", "strip", "notice", "rows", "key_map", "phases", "pace"),
     "panes": ("tab", "tabs", "requests", "requests_news", "blocks", "graphs", "changes", "history", "stops", "events"),
 }
 

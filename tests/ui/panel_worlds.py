@@ -99,7 +99,9 @@ def request_row(number: int, state: str = "decode", **changes: Any) -> RequestRo
         "kv_len": 0 if not runs else 12 + 31 * number % 200 + output,
         "blocks": [*range(first, first + 4), first + 7] if runs else [],
         "in_pending": runs and number % 2 == 0,
-        "tokens": [{"text": text, "title": f"id {900 + at}, position {at}"} for at, text in enumerate(tokens)],
+        "tokens": tokens,
+        "token_ids": [900 + at for at in range(len(tokens))],
+        "logprobs": [],
         "num_new": 1 if tokens else 0,
         "why": {"waiting": "needs 9 blocks, 4 are free", "finished": "stop: '\\n'", "aborted": "aborted by hand"}.get(
             state, ""

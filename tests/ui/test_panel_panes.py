@@ -52,7 +52,7 @@ class TestRequests:
 
         assert row.locator("[data-last]").inner_text() == TOKENS[10]
         assert row.locator("[data-new]").count() == 1
-        assert row.locator("[data-last]").get_attribute("title") == "id 909, position 9"
+        assert row.locator("[data-last]").get_attribute("title") == "id 909, output 9"
 
     def test_marks_times_that_do_not_count(self, page: PanelPage) -> None:
         void = page.page.locator("[data-void]")
@@ -61,7 +61,7 @@ class TestRequests:
         assert "stepped by hand" in void.first.get_attribute("title")
 
     def test_shows_names_and_tokens_as_the_words_they_are(self, page: PanelPage) -> None:
-        row = request_row(0, request_id=HTML, tokens=[{"text": HTML, "title": HTML}], why=HTML)
+        row = request_row(0, request_id=HTML, tokens=[HTML], token_ids=[1], why=HTML)
         page.set("requests", requests_view(rows=[row]))
         words = page.page.inner_text(".wb-pane-requests tbody")
 
@@ -129,6 +129,36 @@ class TestRequests:
         page.set("requests", requests_view(rows=[{**rows[0], "kv_len": 16}, *rows[1:]]))
 
         assert page.page.evaluate("() => window.touched") == 1
+
+    def test_shows_the_news_that_come_with_the_bar_until_later_ones_come(self, page: PanelPage) -> None:
+        """In a run the rows that run come with the bar, in one message; all else on the panes' own way."""
+
+        def told(number: int, kv_len: int, since: int = 7) -> dict[str, Any]:
+            rows = [request_row(0, kv_len=kv_len)]
+            return {"since": since, "number": number, "order": None, "rows": rows, "left_out": 0, "hint": ""}
+
+        cell = page.page.locator(".wb-pane-requests tbody tr").first.locator("td").nth(6)
+        page.set("requests", {**requests_view(), "number": 7})
+        seen = []
+        for trait, news in (
+            ("rows", told(1, 101)),
+            ("requests_news", told(2, 102)),
+            ("rows", told(4, 104)),
+            ("requests_news", told(3, 103)),
+            ("rows", told(5, 105, since=6)),
+            ("requests_news", told(5, 106)),
+        ):
+            page.set(trait, news)
+            seen.append(cell.inner_text())
+
+        assert seen == ["101", "102", "104", "104", "103", "106"]
+
+    def test_tells_of_each_token_its_id_place_and_log_probability(self, page: PanelPage) -> None:
+        row = request_row(3, tokens=["a", "b"], token_ids=[11, 12], logprobs=[-0.25, None], output_tokens=9)
+        page.set("requests", requests_view(rows=[row]))
+        titles = page.page.locator(".wb-tokens-run span").evaluate_all("(all) => all.map((one) => one.title)")
+
+        assert titles == ["id 11, output 7, log-probability -0.2500", "id 12, output 8"]
 
     def test_has_its_heading_in_view_while_it_scrolls(self, page: PanelPage) -> None:
         page.set("requests", requests_view(rows=[request_row(number) for number in range(60)]))

@@ -156,6 +156,32 @@ class TestPicture:
             page.page.mouse.move(left + (box[0] + box[1]) / 2, top + box[2] + 4)
             assert words in page.call("tip")
 
+    def test_flags_moments_and_names_them_with_their_request_where_there_is_room(self, page: StubPage) -> None:
+        """A mark was a hair on the strip that only hovering named."""
+        trace = trace_of(3)
+        moments = [("pause", "r1", 1.3), ("resume", "r1", 2.3), ("evict", "r2", 2.31), ("abort", "r3", 2.32)]
+        for name, request_id, at in moments:
+            moment = {"lane": "host", "start_ns": int(at * STEP), "end_ns": int(at * STEP)}
+            args = {"request_id": request_id, "free_blocks": 0}
+            trace.recorded.append(Span(name=name, category=Category.INSTANT, args=args, **moment))
+        page.deliver(TimelineStream(trace).restart(MANY))
+        page.show(0, 3 * STEP)
+        told = page.page.evaluate(
+            """() => {
+              const { timeline } = window, { painter } = timeline, told = [];
+              painter.aboveLanes = (text) => told.push(text);
+              timeline.paint();
+              delete painter.aboveLanes;
+              return told;
+            }"""
+        )
+        keep_shot(page.page, "timeline-marks")
+
+        assert told[:2] == ["pause r1", "resume r1 · evict r2 · 1 more"]
+        assert page.colour("iterations", 1.3 * STEP) != page.colour("iterations", 1.35 * STEP)
+        assert "pause" in page.hover("iterations", 1.3 * STEP)
+        assert "request_id=r1" in page.hover("iterations", 1.3 * STEP)
+
     def test_puts_runs_below_each_other(self, page: StubPage) -> None:
         trace = trace_of(3)
         runs = [RunView(name, trace.recorded, trace.records) for name in ("legacy", "async")]

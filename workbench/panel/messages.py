@@ -102,15 +102,6 @@ class BudgetCell(TypedDict):
 # -- panes -------------------------------------------------------------------------------------------------------------
 
 
-class TokenCell(TypedDict):
-    """One token of a request's text."""
-
-    text: str
-    """Whitespace made visible."""
-    title: str
-    """Id, position, and log-probability where known."""
-
-
 class RequestRow(TypedDict):
     """One request."""
 
@@ -128,8 +119,12 @@ class RequestRow(TypedDict):
     kv_len: int
     blocks: list[int]
     in_pending: bool
-    tokens: list[TokenCell]
-    """The newest of its output, oldest first; the last one is marked."""
+    tokens: list[str]
+    """Texts of the newest of its output, oldest first, whitespace made visible; the last one is marked."""
+    token_ids: list[int]
+    """Of those."""
+    logprobs: list[float | None]
+    """Of those, None where one is not known; empty where none is."""
     num_new: int
     """How many of ``tokens`` came with the iteration that resolved last."""
     why: str
@@ -167,6 +162,8 @@ class RequestsNews(TypedDict):
 
     since: int
     """:attr:`RequestsPicture.number` of it; news of another one mean nothing."""
+    number: int
+    """Rises with each: of two to the same picture the later one holds. In a run they come by two ways."""
     order: list[str] | None
     """Ids of all rows there are; None: those of the picture, as they stood there."""
     rows: list[RequestRow]

@@ -7,6 +7,7 @@ session, and a ticker redraws what changed meanwhile.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Hashable
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 
 _FILLED_SPANS = 20_000
 """When a run ends, what the timeline left out meanwhile is sent if there are no more spans than this: 0.2 s."""
+_SLOW_S = 0.5
+"""In a run why requests wait, who holds which block and such are shown so often; with the ticker's own rest, which is a
+second at most where redraws are dear, never longer than a second behind."""
 _shown: set[Panel] = set()
 """Panels that a page may show: they live until they are closed or off the page, whoever else holds them."""
 _cells = ShownCells()
@@ -58,8 +62,9 @@ class Panel:
         self.box.add_class("wb-panel-whole")
         self.is_closed = False
         self._is_off_page = False
-        self._run_ended = self._is_timeline_late = False
-        self._ticker = Ticker(self._stamp, self.redraw)
+        self._run_ended = False
+        self._whole_s = float("-inf")
+        self._ticker = Ticker(self._stamp, self._look_again)
         self._listen()
         self.redraw()
 
@@ -81,28 +86,50 @@ class Panel:
             log.exception("the panel could not be redrawn")
         return notice
 
-    def redraw(self) -> None:
-        """Show the session as it stands; between iterations or phases only. A closed panel shows nothing."""
+    def redraw(self, *, in_passing: bool = False) -> None:
+        """Show the session as it stands; between iterations or phases only. A closed panel shows nothing.
+
+        Args:
+            in_passing: Without what changes slowly: panes but that of the requests, and there only the rows that run.
+        """
         if self.is_closed:
             return
         if not self._is_off_page:
             self._ticker.start()  # a panel made without a loop begins to look once there is one
-        stamp = self._stamp()
+        # Even if nothing happens from now on, the ticker has to come again for what is left out.
+        stamp = None if in_passing else self._stamp()
         self._follow_choice()
         with self.bar.hold_sync():
             self.bar.bar, self.bar.strip = dict(self.views.bar()), dict(self.views.strip())
             self.bar.pace = self.commands.pace_per_s
-        pane = self.views.pane(self.panes.tab)
-        if pane is not None:
-            self.panes.show(self.panes.tab, pane)
-        is_running = self.session.state == "running"
-        self._is_timeline_late = is_running and not self._is_timeline_late
-        if not self._is_timeline_late:  # half of what a redraw costs; in a run it comes with every other one
-            self.timeline.update()
+            self._show_pane(in_passing)
+        self.timeline.update()
         self._ticker.shown = stamp
-        if self._run_ended and not is_running:
+        if self._run_ended and self.session.state != "running":
             self._run_ended = False
             self._catch_up()
+
+    def _show_pane(self, in_passing: bool) -> None:
+        tab = self.panes.tab
+        if not in_passing:
+            view = self.views.pane(tab)
+            if view is not None:
+                self.panes.show(tab, view)
+        elif tab == "requests":
+            rows = self.views.running_rows()
+            news = self.panes.rows_in_passing(rows)
+            if news is None:
+                self.panes.show(tab, rows)
+            else:
+                self.bar.rows = news
+
+    def _look_again(self) -> None:
+        """The ticker saw something new. In a run what changes slowly is shown twice a second."""
+        now_s = asyncio.get_running_loop().time()
+        in_passing = self.session.state == "running" and now_s - self._whole_s < _SLOW_S
+        if not in_passing:
+            self._whole_s = now_s
+        self.redraw(in_passing=in_passing)
 
     def close(self) -> None:
         """Take it off the page. The session goes on, and another panel can be made."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Hashable
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from engine.engine import Engine
@@ -11,10 +11,10 @@ from engine.request import Request, RequestState
 from tracing.void_words import void_words
 from workbench.admissions import Admissions
 from workbench.arrivals import Submission
-from workbench.book import RequestBook
+from workbench.panel.ended_requests import EndedRequests
 from workbench.panel.hues import hue_of
 from workbench.panel.messages import RequestRow, RequestsView
-from workbench.panel.token_tails import TokenTails
+from workbench.panel.token_texts import TokenTexts
 from workbench.snapshot import QueuedView, chunk_progress, coming_views, queue_views
 
 if TYPE_CHECKING:
@@ -30,46 +30,68 @@ MOST_ROWS = 128
 
 
 class RequestRows:
-    """The requests of one session. What does not change is made once: tokens, rows of those that wait or have ended.
+    """The requests of one session. Rows of those that wait or have ended are made once, as long as nothing changes.
 
     However many wait or have ended, a view takes the time of the rows that are shown.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._tails = TokenTails(session.engine.loaded.tokenizer)
-        self._ended = _EndedRequests(session._desk.book)
+        self._texts = TokenTexts(session.engine.loaded.tokenizer)
+        self._ended = EndedRequests(session._desk.book)
         self._known: dict[str, tuple[Hashable, RequestRow]] = {}
         """Rows that were shown last of requests without a row in the table, with all that they were made from."""
         self._used: dict[str, tuple[Hashable, RequestRow]] = {}
         """Those shown now."""
         self._advanced: set[int] = set()
+        self._pending_rows: set[int] = set()
         self._num_tokens = MOST_TOKENS
+        self._others: list[RequestRow] = []
+        """Rows of those that did not run at the last view, and which they were."""
+        self._others_of: Hashable = None
 
-    def view(self, limit: int = MOST_ROWS) -> RequestsView:
-        """Running requests, then waiting ones, then ended ones, the newest first; at most ``limit`` of them."""
-        session = self._session
-        engine, desk = session.engine, session._desk
+    def view(self, limit: int = MOST_ROWS, *, in_passing: bool = False) -> RequestsView:
+        """Running requests, then waiting ones, then ended ones, the newest first; at most ``limit`` of them.
+
+        Args:
+            limit: Rows at most.
+            in_passing: While the same requests run and as many wait, show the others as the view before did: why they
+                wait changes slowly, and takes more time to tell than the rows that run.
+        """
+        session, engine, desk = self._session, self._session.engine, self._session._desk
         self._advanced = {request.key for request in session._watch.advanced}
+        self._pending_rows = set() if engine.pending is None else {*engine.pending.table_rows.tolist()}
         running = [request for request in engine.table.live_requests() if request.state is not RequestState.FINISHED]
         num_open = len(running) + engine.queue.num_waiting + len(desk.arrivals)
-        ended = self._ended.newest(max(0, limit - num_open))
-        self._num_tokens = max(_LEAST_TOKENS, min(MOST_TOKENS, _ALL_TOKENS // max(1, num_open + len(ended))))
+        who = (
+            *(limit, num_open, engine.queue.num_waiting, desk.book.generation, desk.book.num_submissions),
+            *(engine.is_closed, tuple(request.key for request in running)),
+        )
+        if not in_passing or who != self._others_of:
+            self._others, self._others_of = self._make_others(limit, len(running), num_open), who
         rows = [
             self._known_row(request, _running_text(engine, desk.admissions, request)) for request in running[:limit]
         ]
-        queued = queue_views(engine, desk.admissions, limit - len(rows))
-        rows += [
+        rows += self._others
+        total = max(desk.book.num_submissions, num_open)
+        return RequestsView(rows=rows, left_out=max(0, total - len(rows)), hint="" if rows else self._hint())
+
+    def _make_others(self, limit: int, num_running: int, num_open: int) -> list[RequestRow]:
+        """Rows of those that do not run."""
+        engine, desk = self._session.engine, self._session._desk
+        ended = self._ended.newest(max(0, limit - num_open))
+        self._num_tokens = max(_LEAST_TOKENS, min(MOST_TOKENS, _ALL_TOKENS // max(1, num_open + len(ended))))
+        room = max(0, limit - num_running)
+        queued = queue_views(engine, desk.admissions, room)
+        rows = [
             self._waiting_row(request, one.why)
             for request, one in zip(engine.queue.waiting[: len(queued)], queued, strict=True)
         ]
-        coming = coming_views(desk.arrivals.soonest(limit - len(rows)), desk.clock, engine.live_ids)
+        coming = coming_views(desk.arrivals.soonest(room - len(rows)), desk.clock, engine.live_ids)
         rows += [self._coming_row(one) for one in coming]
         rows += [self._ended_row(submission, request) for submission, request in ended]
         self._known, self._used = self._used, {}
-        self._tails.forget_unused()
-        total = max(desk.book.num_submissions, num_open)
-        return RequestsView(rows=rows, left_out=max(0, total - len(rows)), hint="" if rows else self._hint())
+        return rows
 
     def _hint(self) -> str:
         if self._session.engine.is_closed:
@@ -132,6 +154,8 @@ class RequestRows:
             blocks=[],
             in_pending=False,
             tokens=[],
+            token_ids=[],
+            logprobs=[],
             num_new=0,
             why=why,
             queue_ms=None,
@@ -144,8 +168,9 @@ class RequestRows:
 
     def _known_row(self, request: Request, why: str) -> RequestRow:
         engine = self._session.engine
-        table, row, pending = engine.table, request.row, engine.pending
+        table, row = engine.table, request.row
         output_ids, times = request.output_ids, request.timings
+        newest = output_ids[-self._num_tokens :]
         reasons = self._void_reasons(request)
         has_row = row is not None and request.state is not RequestState.FINISHED
         return RequestRow(
@@ -159,8 +184,10 @@ class RequestRows:
             max_tokens=request.max_new_tokens,
             kv_len=int(table.kv_len[row]) if has_row else 0,
             blocks=table.block_ids[row, : table.block_count[row]].tolist() if has_row else [],
-            in_pending=has_row and pending is not None and row in pending.table_rows,
-            tokens=self._tails.of(request, self._num_tokens),
+            in_pending=has_row and row in self._pending_rows,
+            tokens=self._texts.of_all(newest),
+            token_ids=newest,
+            logprobs=_logprobs(request, newest),
             num_new=self._num_new(request),
             why=why,
             queue_ms=_ms(times.arrival_ns, times.admitted_ns),
@@ -188,53 +215,14 @@ class RequestRows:
         return tuple(sorted(request.void_reasons | in_hand))
 
 
-class _EndedRequests:
-    """Those of a book, by when they ended; each is looked at until it has ended, and filed once."""
-
-    def __init__(self, book: RequestBook) -> None:
-        self._book = book
-        self._generation = book.generation
-        self._num_seen = 0
-        self._open: list[Submission] = []
-        self._filed: list[tuple[int, int, Submission, Request | None]] = []
-        """When it ended, or was withdrawn before it came, and its number; the newest last."""
-
-    def newest(self, count: int) -> list[tuple[Submission, Request | None]]:
-        """At most ``count``, the newest first; None: it never came. A view without room for any looks at none."""
-        if count < 1:
-            return []
-        unsettled = self._file_ended()
-        found = [*unsettled, *((one, request) for _, _, one, request in reversed(self._filed[-count:]))]
-        return found[:count]
-
-    def _file_ended(self) -> list[tuple[Submission, Request | None]]:
-        """Returns those whose last output is still owed: the newest of all, the last submitted first."""
-        book = self._book
-        if book.generation != self._generation:
-            self._generation, self._num_seen, self._open, self._filed = book.generation, 0, [], []
-        self._open += book.newest(book.num_submissions - self._num_seen)
-        self._num_seen = book.num_submissions
-        still_open: list[Submission] = []
-        unsettled: list[tuple[Submission, Request | None]] = []
-        for submission in self._open:
-            request = book.request(submission.request_id)
-            if request is not None and request.state is not RequestState.FINISHED:
-                still_open.append(submission)
-                continue
-            ended_ns = _withdrawn_ns(book, submission) if request is None else request.timings.finished_ns
-            if ended_ns is not None:
-                insort(self._filed, (ended_ns, submission.number, submission, request))
-                continue
-            still_open.append(submission)
-            if request is not None:
-                unsettled.append((submission, request))
-        self._open = still_open
-        return unsettled[::-1]
-
-
-def _withdrawn_ns(book: RequestBook, submission: Submission) -> int | None:
-    output = book.output(submission.request_id)
-    return None if output is None else output.timings.finished_ns
+def _logprobs(request: Request, newest: list[int]) -> list[float | None]:
+    """Of its newest tokens; empty where it asked for none."""
+    if not request.logprobs:
+        return []
+    first = len(request.output_ids) - len(newest)
+    given = [tops.get(token_id) for token_id, tops in zip(newest, request.logprobs[first:], strict=False)]
+    finite = [round(one, 4) if one is not None and isfinite(one) else None for one in given]
+    return finite + [None] * (len(newest) - len(finite))
 
 
 def _is_settled(request: Request) -> bool:

@@ -24,7 +24,10 @@ _IN_EVERY_ORDER: dict[Phase, str] = {
     Phase.PREPARE: "Advances each row on the host, takes the blocks it needs, and stages the next forward.",
     Phase.FORWARD: "Enqueues one copy of the staged inputs and the forward behind it, which is then pending.",
     Phase.SAMPLE: "Enqueues the choice of a token for every row of the pending forward, and its copy to the host.",
-    Phase.RESOLVE: "Waits for the sampled ids, the only wait; gives out tokens, finds ends, releases and moves rows.",
+    Phase.VERIFY: "Enqueues the check of each row's drafts against the pending logits, and the copy of its result.",
+    Phase.DRAFT: "Enqueues the draft heads, which foresee what follows the newest tokens; the host knows none yet.",
+    Phase.REWIND: "Waits for the counts of accepted drafts, and puts each row back to its last accepted token.",
+    Phase.RESOLVE: "Waits for the sampled ids; gives out tokens, finds ends, releases and moves rows.",
     Phase.EMIT: "Makes text, matches stop strings, and makes the outputs.",
 }
 _IN_ORDER: dict[tuple[Order, Phase], str] = {
@@ -55,6 +58,10 @@ _IN_ORDER: dict[tuple[Order, Phase], str] = {
     (Order.OVERLAP_ADMIT, Phase.FORWARD): "It lines up behind the sampling, before the host has seen a token.",
     (Order.OVERLAP_ADMIT, Phase.RESOLVE): "The device works on the next forward meanwhile, prompts included.",
     (Order.OVERLAP_ADMIT, Phase.EMIT): "The device works on the next forward meanwhile.",
+    (Order.MTP_OVERLAP, Phase.PREPARE): "The device works on the draft heads meanwhile, so this is hidden.",
+    (Order.MTP_OVERLAP, Phase.FORWARD): "It lines up behind the draft heads, before the host has seen a token.",
+    (Order.MTP_OVERLAP, Phase.RESOLVE): "The device works on the next forward meanwhile.",
+    (Order.MTP_OVERLAP, Phase.EMIT): "The device works on the next forward meanwhile.",
     (Order.PRIMER, Phase.ADMIT): "Nothing is pending yet.",
     (Order.PRIMER, Phase.FORWARD): "The next iteration samples it.",
     (Order.DRAIN, Phase.RESOLVE): "Nothing is launched behind it.",

@@ -15,14 +15,14 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-PERIOD_S = 0.15
+PERIOD_S = 0.14
 """Between two looks; at least five a second, drawing and the engine's slice included."""
 COST = 0.025
 """Share of a core that redrawing may take. Waiting for a core or for the interpreter, which the device's thread may
 hold, is not redrawing: were it counted, a busy machine would be shown once a second."""
 _CREDIT_S = COST * PERIOD_S
-"""What cheap redraws have left over is spent on the next dear one, such as every other one, which draws the timeline;
-but no more than a period's worth."""
+"""What cheap redraws have left over is spent on the next dear one, such as those that show what changes slowly too; but
+no more than a period's worth."""
 LONGEST_S = 1.0
 """Between two looks, however long redrawing takes."""
 

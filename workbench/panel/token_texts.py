@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from engine.tokenizer import Tokenizer
 
 _MARKS = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍", "\u00a0": "⍽"}
@@ -28,6 +30,11 @@ class TokenTexts:
         if text is None:
             text = self._known[token_id] = self._text(token_id)
         return text
+
+    def of_all(self, token_ids: Iterable[int]) -> list[str]:
+        """The visible text of each of them."""
+        known = self._known
+        return [known.get(one) or self.of(one) for one in token_ids]
 
     def _text(self, token_id: int) -> str:
         if self._tokenizer is None:

@@ -12,7 +12,7 @@ from workbench.panel.commands import Commands
 from workbench.panel.graphs_view import GraphTally
 from workbench.panel.history_view_model import PastFacts
 from workbench.panel.log_view import log_view
-from workbench.panel.messages import BarView, StripView
+from workbench.panel.messages import BarView, RequestsView, StripView
 from workbench.panel.requests_view import RequestRows
 from workbench.panel.stops_view import stops_view
 from workbench.panel.strip_view import strip_view
@@ -29,8 +29,9 @@ class Views:
         self._session = session
         self._commands = commands
         cards, facts = PhaseCards(session), PastFacts(session)
+        self._rows = RequestRows(session)
         self._panes: dict[str, Callable[[], Mapping[str, Any]]] = {
-            "requests": RequestRows(session).view,
+            "requests": self._rows.view,
             "blocks": BlockMap(session).view,
             "graphs": GraphTally(session).view,
             "changes": lambda: cards.view(commands.chosen, commands.device_value),
@@ -51,6 +52,10 @@ class Views:
         """The pane of a tab; None for ``figures``, which is drawn otherwise."""
         make = self._panes.get(tab)
         return None if make is None else make()
+
+    def running_rows(self) -> RequestsView:
+        """The pane of the requests, of which those that do not run may be as they were when it was made last."""
+        return self._rows.view(in_passing=True)
 
     def stamp(self) -> Hashable:
         """Differs where a view may differ, but for the reading of a wall clock; takes microseconds."""

@@ -1,7 +1,7 @@
 // The control bar's front-end. Traits come from workbench/widgets/panel_bar.py; what is sent is Command of
 // workbench/panel/messages.py.
 import { keepChildren, make, setAttribute, setCutText, setProperty, setText } from "./panel_make.js";
-import { Part } from "./panel_part.js";
+import { NOTICE, Part, ROWS } from "./panel_part.js";
 import { PanelKeys } from "./panel_keys.js";
 import { Buttons } from "./panel_buttons.js";
 import { ModeSwitch } from "./panel_mode.js";
@@ -24,7 +24,8 @@ class Bar extends Part {
     this.follow("phases", (names) => this.buttons.setPhases(names));
     this.follow("key_map", (keys) => this.buttons.nameKeys(keys));
     this.follow("pace", (per_s) => this.buttons.showPace(per_s));
-    this.follow("notice", (notice) => { this.notice.hear(notice); this.tellNotice(notice); });
+    this.follow("notice", (notice) => { this.notice.hear(notice); this.tell(NOTICE, notice); });
+    this.follow("rows", (news) => this.tell(ROWS, news));
     this.follow("strip", (view) => this.strip.show(view));
     this.follow("bar", (view) => this.show(view));
     this.root.panelBar = this;

@@ -52,6 +52,9 @@ class PanelBar(CommandWidget):
     """A :class:`~workbench.panel.messages.StripView`."""
     notice = traitlets.Dict().tag(sync=True)
     """A :class:`~workbench.panel.messages.Notice`; empty: none."""
+    rows = traitlets.Dict().tag(sync=True)
+    """A :class:`~workbench.panel.messages.RequestsNews` on its way to the panes: in a run it comes with the bar, since
+    each message takes the kernel as long as making a view. Empty: none."""
     key_map = traitlets.Dict(KEYS).tag(sync=True)
     """Key to command. (``keys`` is taken: there ipywidgets lists the traits to sync.)"""
     phases = traitlets.List(traitlets.Unicode(), [phase.value for phase in Phase]).tag(sync=True)

@@ -1,5 +1,6 @@
 // The control bar's buttons: one command each.
 import { enable, isEnabled, make, makeButton, setAttribute, setProperty, setText } from "./panel_make.js";
+import { NOTICE } from "./panel_part.js";
 import { Popover } from "./panel_popover.js";
 import { Form, setOptions } from "./panel_form.js";
 
@@ -69,7 +70,7 @@ export class Buttons {
     const close = () => this.until.close();
     this.phases = make("div", { className: "wb-choices" });
     const form = new Form([{ kind: "text", name: "expression", label: "until this is true", hint: "s.row(0).output_tokens >= 8", isWanted: true, className: "wb-code", title: "A Python expression of s, the session" }], "Run until", (values) => form.ask(this.part, "run_until", values), { done: close });
-    this.part.hearNotices((notice) => form.hear(notice));
+    this.part.hear(NOTICE, (notice) => form.hear(notice));
     this.untilForm = form;
     this.until = new Popover(this.part, button, "Run until", make("div", { className: "wb-title", textContent: "Run to the next …" }), this.phases, form.form);
     this.untilOpener = button;
@@ -102,7 +103,7 @@ export class Buttons {
     this.submitForm = submitForm((values) => this.submitForm.ask(this.part, "submit", values), () => this.submit.close());
     this.submit = new Popover(this.part, submit, "Submit a request", this.submitForm.form);
     const folder = new Form([{ kind: "text", name: "folder", label: "folder", hint: "runs/mine", isWanted: true, className: "wb-code" }], "Save", (values) => folder.ask(this.part, "save", values), { done: () => this.save.close() });
-    this.part.hearNotices((notice) => { for (const form of [this.submitForm, folder]) form.hear(notice); });
+    this.part.hear(NOTICE, (notice) => { for (const form of [this.submitForm, folder]) form.hear(notice); });
     this.saveButton = save;
     this.save = new Popover(this.part, save, "Save the run", folder.form);
     const restart = this.asking("restart", "Restart", "Start over with the same requests, seeds and arrivals", "drop outputs, trace and history and start over");

@@ -1,7 +1,7 @@
 // The tabs and panes' front-end. Traits come from workbench/widgets/panel_panes.py; what is sent is Command of
 // workbench/panel/messages.py.
 import { make, setProperty, setText } from "./panel_make.js";
-import { Part } from "./panel_part.js";
+import { Part, ROWS } from "./panel_part.js";
 import { TabBar } from "./panel_tabs.js";
 import { withNews } from "./panel_row_news.js";
 import { RequestsPane } from "./panel_requests.js";
@@ -26,6 +26,7 @@ const PANES = {
 class Panes extends Part {
   constructor(model, el) {
     super(model, el, "wb-panel-panes", "Views of the session");
+    this.carried = {};  // news of the requests that came with the bar
     this.tabs = new TabBar((name) => this.choose(name));
     this.panes = new Map(Object.entries(PANES).map(([name, [Pane, trait]]) => [name, this.makePane(name, new Pane(this), trait)]));
     this.area = make("div", { className: "wb-area" }, ...[...this.panes.values()].map(({ box }) => box));
@@ -34,6 +35,7 @@ class Panes extends Part {
     this.follow("tab", () => this.showTab());
     for (const [name, { trait }] of this.panes) this.follow(trait, () => this.showPane(name));
     this.follow("requests_news", () => this.showPane("requests"));
+    this.hear(ROWS, (news) => { this.carried = news; this.showPane("requests"); });
     this.root.panelPanes = this;
   }
 
@@ -66,7 +68,7 @@ class Panes extends Part {
   showPane(name) {
     if (this.model.get("tab") !== name) return;
     const { pane, trait, empty, content } = this.panes.get(name), sent = this.model.get(trait);
-    const view = name === "requests" ? withNews(sent, this.model.get("requests_news")) : sent;
+    const view = name === "requests" ? withNews(sent, this.model.get("requests_news"), this.carried) : sent;
     const isSent = Object.keys(view).length > 0, isEmpty = !isSent || pane.isEmpty(view);
     setText(empty, isSent ? view.hint : "…");
     setProperty(empty, "hidden", !isEmpty);

@@ -72,6 +72,8 @@ class PanelPanes(CommandWidget):
     def __init__(self, **traits: Any) -> None:
         super().__init__(**traits)
         self._row_news = RowNews()
+        self._in_passing: RequestsNews | None = None
+        """Those that somebody else has carried last."""
 
     def show(self, tab: str, view: Mapping[str, Any]) -> None:
         """Put a view into the pane of a tab; of the requests only those rows are sent that are not there yet.
@@ -88,11 +90,22 @@ class PanelPanes(CommandWidget):
         else:
             setattr(self, PANES[tab], dict(view))
 
+    def rows_in_passing(self, view: Mapping[str, Any]) -> dict[str, Any] | None:
+        """News of the requests for another widget to carry to the page, so that a redraw is one message.
+
+        They are not kept: a page that comes later sees what :meth:`show` has sent last.
+
+        Returns:
+            A :class:`~workbench.panel.messages.RequestsNews`; None: there is no picture to them, so show the view.
+        """
+        self._in_passing = self._row_news.to_carry(cast(RequestsView, view))
+        return None if self._in_passing is None else dict(self._in_passing)
+
     def shown(self, tab: str) -> Mapping[str, Any]:
         """What the pane of a tab shows in the browser."""
         if tab == "requests" and self.requests:
-            news = cast(RequestsNews, self.requests_news) if self.requests_news else None
-            return with_news(cast(RequestsPicture, self.requests), news)
+            sent = cast(RequestsNews, self.requests_news) if self.requests_news else None
+            return with_news(cast(RequestsPicture, self.requests), sent, self._in_passing)
         view: Mapping[str, Any] = getattr(self, PANES[tab])
         return view
 

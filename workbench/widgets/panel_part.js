@@ -3,7 +3,8 @@ import { Look } from "./timeline_look.js";
 import { make, setAttribute } from "./panel_make.js";
 import { setHues } from "./panel_hues.js";
 
-const NOTICE = "wb-notice";  // event by which the bar tells what commands had to say, to the panes' forms too
+// Events by which the bar tells the panes what came to it: what commands had to say, and in a run the rows that run.
+export const NOTICE = "wb-notice", ROWS = "wb-rows";
 const SHORTCUTS_MARK = "data-lm-suppress-shortcuts";  // JupyterLab takes no key from inside an element that has it
 const PLAIN_COLOURS = { phases: {}, orders: {}, batchOf: {} };  // those of phases and orders come with the views
 
@@ -28,11 +29,11 @@ export class Part {
   // This widget, or the box around it that the whole panel stands in.
   whole() { return this.root.closest(".wb-panel-whole") || this.root; }
 
-  tellNotice(notice) { this.root.dispatchEvent(new CustomEvent(NOTICE, { bubbles: true, detail: notice })); }
+  tell(event, detail) { this.root.dispatchEvent(new CustomEvent(event, { bubbles: true, detail })); }
 
-  // Call `use` with each notice of this panel.
-  hearNotices(use) {
-    document.addEventListener(NOTICE, (event) => { if (this.whole().contains(event.target)) use(event.detail); }, { signal: this.signal });
+  // Call `use` with what parts of this panel tell.
+  hear(event, use) {
+    document.addEventListener(event, (told) => { if (this.whole().contains(told.target)) use(told.detail); }, { signal: this.signal });
   }
 
   // Call `use` with a trait now and whenever it changes.

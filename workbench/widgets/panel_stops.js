@@ -1,5 +1,6 @@
 // Breakpoints: those there are, and a form for one more.
 import { keepChildren, make, makeButton, setAttribute, setClass, setProperty, setText } from "./panel_make.js";
+import { NOTICE } from "./panel_part.js";
 import { Form } from "./panel_form.js";
 
 const FIELDS = [
@@ -18,7 +19,7 @@ export class StopsPane {
       className: "wb-stop-form", done: () => this.form.clear(), isReady: (values) => Object.values(values).some((value) => value !== null),
     });
     this.form.button.title = "Name a phase, a request, a reason, a bubble, a graph miss or a condition first";
-    part.hearNotices((notice) => this.form.hear(notice));
+    part.hear(NOTICE, (notice) => this.form.hear(notice));
     this.list = make("ul", { className: "wb-stops", attributes: { "aria-label": "Breakpoints" } });
     this.hint = make("div", { className: "wb-empty" });
     this.content = [make("div", { className: "wb-scroll", tabIndex: 0, attributes: { role: "region", "aria-label": "Breakpoints" } }, this.form.form, this.hint, this.list)];

@@ -1,7 +1,8 @@
 """The requests pane as a picture and what has changed since, so that in a run only rows that change are sent.
 
 News always count from the picture and not from the news before: a page that opens late, is loaded again or missed a
-message has the truth as soon as it has both.
+message has the truth as soon as it has both. In a run they come to the page with the control bar, and on the way of the
+picture when all is shown.
 """
 
 from __future__ import annotations
@@ -18,38 +19,60 @@ class RowNews:
 
     def __init__(self) -> None:
         self._number = 0
+        self._last: RequestsNews | None = None
+        self._are_carried = False
+        """Whether news of this picture came by another way than with it."""
         self._picture: RequestsPicture | None = None
         self._rows: dict[str, RequestRow] = {}
 
     def of(self, view: RequestsView) -> tuple[RequestsPicture, RequestsNews | None]:
         """The picture, a new one where more than half of the rows differ from the last, and what has changed since."""
+        news = self._since_picture(view)
+        if self._picture is None or news is None or 2 * len(news["rows"]) > len(view["rows"]):
+            return self._take(view), None
+        is_same = not news["rows"] and news["order"] is None and _is_rest_same(self._picture, view)
+        # Those that were carried are taken back by later ones alone.
+        return self._picture, None if is_same and not self._are_carried else news
+
+    def to_carry(self, view: RequestsView) -> RequestsNews | None:
+        """What has changed since the picture, however much that is; None: it takes a new picture."""
+        news = self._since_picture(view)
+        self._are_carried |= news is not None
+        return news
+
+    def _since_picture(self, view: RequestsView) -> RequestsNews | None:
         rows = view["rows"]
-        changed = [row for row in rows if not _is_same(self._rows.get(row["request_id"]), row)]
         order = [row["request_id"] for row in rows]
         # One name twice: a request of the session waits until one that was handed to the engine itself has ended.
-        if self._picture is None or 2 * len(changed) > len(rows) or len({*order}) < len(order):
-            return self._take(view), None
-        if not changed and order == [*self._rows] and _is_rest_same(self._picture, view):
-            return self._picture, None
+        if self._picture is None or len({*order}) < len(order):
+            return None
+        last = self._last
         news = RequestsNews(
             since=self._number,
+            number=0 if last is None else last["number"],
             order=None if order == [*self._rows] else order,
-            rows=changed,
+            rows=[row for row in rows if not _is_same(self._rows.get(row["request_id"]), row)],
             left_out=view["left_out"],
             hint=view["hint"],
         )
-        return self._picture, news
+        if last is None or news != last:
+            news["number"] += 1
+            self._last = news
+        return self._last
 
     def _take(self, view: RequestsView) -> RequestsPicture:
         self._number += 1
+        self._are_carried = False
         self._picture = RequestsPicture(**view, number=self._number)
         self._rows = {row["request_id"]: row for row in view["rows"]}
         return self._picture
 
 
-def with_news(picture: RequestsPicture, news: RequestsNews | None) -> RequestsView:
-    """What both together say, as the browser reads them."""
-    if not news or news["since"] != picture["number"]:
+def with_news(picture: RequestsPicture, *told: RequestsNews | None) -> RequestsView:
+    """What they say together, as the browser reads them: of several news to this picture the latest hold."""
+    its_own = [news for news in told if news and news["since"] == picture["number"]]
+    news = max(its_own, key=lambda one: one["number"], default=None)
+    if news is None:
         return RequestsView(rows=picture["rows"], left_out=picture["left_out"], hint=picture["hint"])
     known = {row["request_id"]: row for row in (*picture["rows"], *news["rows"])}
     order = [row["request_id"] for row in picture["rows"]] if news["order"] is None else news["order"]

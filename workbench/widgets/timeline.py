@@ -31,6 +31,7 @@ MODULES = (
     "timeline_look.js",
     "timeline_dust.js",
     "timeline_brush.js",
+    "timeline_marks.js",
     "timeline_paint.js",
     "timeline_hit.js",
     "timeline_legend.js",

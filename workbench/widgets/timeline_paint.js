@@ -3,6 +3,7 @@ import { NONE } from "./timeline_table.js";
 import { BOLD, FONT, RowColours } from "./timeline_look.js";
 import { lengthText, momentText } from "./timeline_text.js";
 import { Brush, GUTTER } from "./timeline_brush.js";
+import { drawMarks, nameMarks } from "./timeline_marks.js";
 
 const AXIS = 20, STRIP = 18, TITLE = 18, GAP = 5;
 const HEIGHTS = { host: 30, compute: 30, copy: 14 }, OTHER_HEIGHT = 22, DETAILS = 12;
@@ -50,6 +51,7 @@ export class Painter extends Brush {
     if (!this.store.isEmpty) this.drawGrid();
     for (const block of this.blocks) this.drawBlock(block);
     this.taken = [];
+    if (this.blocks.length === 1) nameMarks(this, this.blocks[0]);  // of several runs nobody could tell whose they are
     this.drawPauses();
     if (!this.store.isEmpty) this.drawMoments();
     for (const block of this.blocks) this.drawNames(block);
@@ -66,7 +68,7 @@ export class Painter extends Brush {
     this.drawIterations(block);
     this.drawUnfinished(block);
     this.drawSelection(block);
-    this.drawInstants(block);
+    drawMarks(this, block, STRIP);
   }
 
   drawLane(block, { lane, top, height, details }) {
@@ -199,14 +201,6 @@ export class Painter extends Brush {
     pen.strokeRect(left, strip, wide, STRIP);
     pen.lineWidth = 1;
     pen.strokeRect(left + 0.5, strip, Math.max(wide - 1, 1), bottom - strip);
-  }
-
-  drawInstants({ group, strip }) {
-    this.pen.fillStyle = this.look.text;
-    for (const { tables } of group.lanes) {
-      if (!tables.instant) continue;
-      this.eachVisible(tables.instant, (row, left) => { if (left >= GUTTER) this.pen.fillRect(left - 0.75, strip - 4, 1.5, STRIP + 6); });
-    }
   }
 
   // Dotted lines where a pause was cut out, and its length above them where there is room.

@@ -201,15 +201,16 @@ function eachRow(table, use) {
 }
 
 function decode(headers, buffers) {
-  const tables = {};
-  let next = 0;
+  const tables = {}, bytes = buffers[0] || new ArrayBuffer(0);  // a DataView of all columns, one behind the other
+  const whole = bytes.buffer || bytes;
+  let begin = bytes.byteOffset || 0;
   for (const [name, { rows, columns: header }] of Object.entries(headers)) {
     const columns = {}, kinds = {};
     for (const [column, kind] of header) {
-      const bytes = buffers[next++];  // a DataView; copied, since a column must begin at a multiple of its size
-      const begin = bytes.byteOffset || 0, whole = bytes.buffer || bytes;
-      columns[column] = new TYPES[kind](whole.slice(begin, begin + bytes.byteLength));
+      const end = begin + rows * TYPES[kind].BYTES_PER_ELEMENT;
+      columns[column] = new TYPES[kind](whole.slice(begin, end));  // copied: a column must begin at a multiple of its size
       kinds[column] = kind;
+      begin = end;
     }
     tables[name] = { rows, columns, kinds };
   }

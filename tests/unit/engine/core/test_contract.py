@@ -17,11 +17,12 @@ from engine.policy import never_overlap, prefer_overlap
 from engine.request import RequestState, SamplingParams
 from engine.staging import Slab
 from tests.oracle_world import PlantedError, World, oracle_engine, random_params, random_prompt
+from tests.random_schedules import ORDERS, PHASES
 
 Standing = tuple[Order, int]
-STANDINGS: list[Standing] = [(order, done) for order in Order for done in range(1, len(order.phases))]
+STANDINGS: list[Standing] = [(order, done) for order in ORDERS for done in range(1, len(order.phases))]
 """An order and how many of its phases are done: every place where ``step_phase`` can leave an iteration."""
-FAILURES = [(order, phase, after) for order in Order for phase in order.phases for after in (False, True)]
+FAILURES = [(order, phase, after) for order in ORDERS for phase in order.phases for after in (False, True)]
 
 
 def _raise(*args: Any) -> None:
@@ -211,7 +212,7 @@ class TestInMidIteration:
 
 class TestAbort:
     def test_at_every_border_releases_everything_within_one_resolve(self) -> None:
-        for order in Order:
+        for order in ORDERS:
             for at, side in ((phase, side) for phase in order.phases for side in ("before", "after")):
                 world = busy_world(order)
                 victim = running_and_waiting(world.engine)[0]
@@ -309,7 +310,7 @@ class TestFailure:
         for _ in range(6):
             world.submit(random_prompt(rng), random_params(rng), stream=rng.random() < 0.5)
         for i in range(60):
-            if world.fail_in(list(Phase)[i % 6], after=i % 4 < 2):
+            if world.fail_in(PHASES[i % 6], after=i % 4 < 2):
                 world.engine.recover()
         world.drain()
 

@@ -17,6 +17,7 @@ from engine.controller import Border
 from engine.phases import Order, Phase, Reason
 from engine.policy import never_overlap, prefer_overlap
 from tests.oracle_world import World, oracle_engine, random_params, random_prompt, shared_prompt
+from tests.random_schedules import ORDERS
 
 NUM_RUNS = 230
 NUM_TIGHT_RUNS = 30
@@ -117,9 +118,9 @@ def run_one(seed: int, tally: Tally, *, is_tight: bool = False) -> None:
 
 def shortfalls(tally: Tally) -> list[str]:
     """What was reached less often than it should."""
-    places = [place for order in Order for place in product([order], order.phases, ["before", "after"])]
+    places = [place for order in ORDERS for place in product([order], order.phases, ["before", "after"])]
     wanted: list[tuple[str, int]] = [
-        *((f"order {order.label}", tally.orders[order]) for order in Order),
+        *((f"order {order.label}", tally.orders[order]) for order in ORDERS),
         *((f"reason {reason.name}", tally.reasons[reason]) for reason in Reason),
         *((f"end by {reason}", tally.ended[reason]) for reason in ("stop", "length", "abort", "error")),
         *((name, tally.memory[name]) for name in MEMORY),

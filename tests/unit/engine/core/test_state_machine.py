@@ -17,6 +17,7 @@ from engine.invariants import check_device
 from engine.phases import Phase
 from engine.policy import never_overlap, prefer_overlap
 from tests.oracle_world import VOCAB, World, oracle_engine, random_params, random_prompt, shared_prompt
+from tests.random_schedules import PHASES
 
 SEEDS = st.integers(0, 1 << 20)
 WORLDS = st.fixed_dictionaries(
@@ -147,7 +148,7 @@ class Lifecycle(RuleBasedStateMachine):
         with pytest.raises(MidIterationError):
             self.world.engine.require_border("saving")
 
-    @rule(phase=st.sampled_from(list(Phase)), after=st.booleans())
+    @rule(phase=st.sampled_from(PHASES), after=st.booleans())
     def fail_and_recover(self, phase: Phase, after: bool) -> None:
         if self.world.fail_in(phase, after=after):
             self.world.engine.recover()

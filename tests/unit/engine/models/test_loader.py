@@ -159,7 +159,7 @@ class TestFolderErrors:
     @pytest.mark.parametrize(
         ("changes", "expected"),
         [
-            ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not known; known: LlamaForCausalLM, "),
+            ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not known; known: "),
             ({"architectures": None}, "architectures must be a list of one class name, got None"),
             ({"hidden_size": ...}, "hidden_size must be a positive whole number, got None"),
             ({"num_hidden_layers": "3"}, "num_hidden_layers must be a positive whole number, got '3'"),

@@ -234,22 +234,62 @@ class TestFollowing:
             assert loads == [1]
             assert not panel.timeline.left_out
 
-    def test_in_a_run_the_timeline_comes_with_every_other_redraw_and_at_its_end(self) -> None:
-        """It is half of what a redraw costs: with it each time, a busy machine saw three updates a second."""
+    @pytest.mark.parametrize("tab", ["requests", "blocks", "log"])
+    def test_in_a_run_what_changes_slowly_is_made_twice_a_second_and_at_its_end(
+        self, tab: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All of it made each time, a redraw cost three times as much, and came twice a second."""
 
         async def work() -> None:
             panel = session.panel()
-            sent: list[str] = []
-            panel.timeline.update = lambda most=None: sent.append(session.state)
-            run = session.start()
-            for _ in range(6):
-                panel.redraw()
-            assert sent == 3 * ["running"]
-            await run
+            panel.panes.tab = tab
+            for name in made:
+                count_calls(panel.views, name)
+            with monkeypatch.context() as patch:
+                patch.setattr(Session, "state", property(lambda _: "running"))
+                for _ in range(200):
+                    session.step()
+                    await asyncio.sleep(0.05)
+            assert made["strip"] >= 5 * 10
+            assert made["running_rows"] + made["pane"] >= 5 * 10 or tab != "requests"
+            assert 10 <= made["pane"] <= 2 * 10 + 1
             await asyncio.sleep(1)
-            assert sent[-1] == "finished"
+            assert shown(panel) == there_is(panel)
 
-        with busy_session() as session:
+        def count_calls(views: Any, name: str) -> None:
+            plain = getattr(views, name)
+
+            def call(*given: Any) -> Any:
+                made[name] += 1
+                return plain(*given)
+
+            monkeypatch.setattr(views, name, call)
+
+        made = {"strip": 0, "pane": 0, "running_rows": 0}
+        with make_session(max_requests=2, max_sequence_length=300, max_batch_tokens=300, num_blocks=80) as session:
+            session.submit([[1], [2, 3], [4]], max_tokens=250, ignore_eos=True)
+            run_in_turns(work())
+
+    def test_a_run_that_has_nothing_to_do_is_shown_whole_within_a_second(self) -> None:
+        """Nothing new was seen behind a redraw in passing, so what it had left out was never made up for."""
+
+        async def work() -> None:
+            panel = session.panel()
+            panel.panes.tab = "stops"
+            session.start()
+            await asyncio.sleep(1)
+            while session.engine.has_unfinished():
+                await asyncio.sleep(0)
+            session.break_on("emit")
+            panel.redraw(in_passing=True)
+            assert panel.panes.shown("stops") != panel.views.pane("stops")
+            await asyncio.sleep(1)
+            assert session.state == "running"
+            assert panel.panes.shown("stops") == panel.views.pane("stops")
+            session.pause()
+
+        with busy_session(clock="wall") as session:
+            session.submit([4], max_tokens=3, arrival=1_000_000)
             run_in_turns(work())
 
 

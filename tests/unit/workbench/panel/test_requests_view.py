@@ -14,14 +14,18 @@ from tests.unit.workbench.worlds import make_session, spread_workload
 from tracing.void_words import VOID_WORDS
 from workbench.panel import requests_view as module
 from workbench.panel.hues import NUM_HUES
-from workbench.panel.messages import RequestRow
+from workbench.panel.messages import RequestRow, RequestsView
 from workbench.panel.requests_view import RequestRows
 from workbench.panel.token_texts import TokenTexts, visible
 from workbench.session import Session
 
 
 def rows(session: Session, limit: int = 128) -> dict[str, RequestRow]:
-    return {row["request_id"]: row for row in RequestRows(session).view(limit)["rows"]}
+    return by_id(RequestRows(session).view(limit))
+
+
+def by_id(view: RequestsView) -> dict[str, RequestRow]:
+    return {row["request_id"]: row for row in view["rows"]}
 
 
 def text_session(**options: Any) -> Session:
@@ -157,6 +161,37 @@ class TestStates:
         assert len(set(counts)) > 3
 
 
+class TestInPassing:
+    def test_the_rows_that_run_are_new_and_the_others_as_they_were(self) -> None:
+        with make_session(max_requests=2, clock="iterations") as session:
+            session.submit([[1]] * 4, max_tokens=40, ignore_eos=True)
+            session.run(4)
+            pane = RequestRows(session)
+            before = by_id(pane.view())
+            session.step()
+            waits = session.engine.queue.waiting[0]
+            waits.void_reasons.add("paced")
+            passing, whole = by_id(pane.view(in_passing=True)), by_id(RequestRows(session).view())
+
+            assert [name for name in before if passing[name] == whole[name]] == ["request-0", "request-1", "request-3"]
+            assert passing[waits.request_id] is before[waits.request_id]
+            assert by_id(pane.view()) == whole
+
+    def test_whoever_comes_goes_or_ends_is_told_at_once(self) -> None:
+        with make_session(max_requests=2, clock="iterations") as session:
+            pane = RequestRows(session)
+            session.submit([[1]] * 5, max_tokens=3, ignore_eos=True)
+            session.submit([1], max_tokens=3, arrival=6)
+            number = 0
+            while session.step_phase() is not None:
+                states = {row["request_id"]: row["state"] for row in pane.view(in_passing=True)["rows"]}
+                assert states == {name: row["state"] for name, row in rows(session).items()}
+                number += 1
+                if number == 9:
+                    session.submit([2], max_tokens=3)
+                    assert "request-6" in by_id(pane.view(in_passing=True))
+
+
 class TestEnds:
     def test_in_words(self) -> None:
         with text_session() as session:
@@ -196,8 +231,9 @@ class TestTokens:
             while session.step_phase() is not None:
                 row = pane.view()["rows"][0]
                 output_ids = session.outputs["request-0"].token_ids
-                assert [cell["text"] for cell in row["tokens"]] == [str(one) for one in output_ids[-24:]]
-                assert all(f"output {len(output_ids) - 1}" in cell["title"] for cell in row["tokens"][-1:])
+                assert row["tokens"] == [str(one) for one in output_ids[-24:]]
+                assert row["token_ids"] == [*output_ids[-24:]]
+                assert (row["output_tokens"], row["logprobs"]) == (len(output_ids), [])
 
     def test_are_new_from_resolve_to_the_next_resolve_of_another(self) -> None:
         with make_session("legacy") as session:
@@ -240,20 +276,29 @@ class TestTokens:
 
         assert max(counts) > counts[-1] > 0
 
-        assert [cell["title"].split(",")[0] for cell in row["tokens"]] == [f"id {one}" for one in output.token_ids]
+        assert row["token_ids"] == [*output.token_ids]
 
     def test_carry_their_log_probability(self) -> None:
         with make_session() as session:
             session.submit([1], max_tokens=4, logprobs=2, ignore_eos=True)
             session.run()
             output = session.outputs["request-0"]
-            title = rows(session)["request-0"]["tokens"][-1]["title"]
+            row = rows(session)["request-0"]
 
         assert output.logprobs is not None
-        assert (
-            title
-            == f"id {output.token_ids[-1]}, output 3, log-probability {output.logprobs[-1][output.token_ids[-1]]:.4f}"
-        )
+        expected = [tops[token_id] for token_id, tops in zip(output.token_ids, output.logprobs, strict=True)]
+        assert row["logprobs"] == pytest.approx(expected, abs=1e-4)
+
+    def test_without_a_finite_log_probability_say_none(self) -> None:
+        """JSON has no infinity: the whole redraw would fail."""
+        with make_session() as session:
+            session.submit([1], max_tokens=4, logprobs=2, ignore_eos=True)
+            session.run(3)
+            request = session.engine.table.live_requests()[0]
+            request.logprobs[0][request.output_ids[0]] = float("-inf")
+            del request.logprobs[1:]
+
+            assert rows(session)["request-0"]["logprobs"] == [None] * len(request.output_ids)
 
     def test_are_fewer_where_many_requests_are_shown(self) -> None:
         with make_session(max_requests=64, num_blocks=400, max_batch_tokens=256) as session:
@@ -282,7 +327,7 @@ class TestVisibleText:
                 return {3: "<|end|>"}.get(token_id)
 
         texts = TokenTexts(Dropping())  # type: ignore[arg-type]
-        assert [texts.of(one) for one in (1, 2, 3)] == ["·the", "cat", "<|end|>"]
+        assert texts.of_all([1, 2, 3]) == ["·the", "cat", "<|end|>"]
 
 
 class TestTimes:

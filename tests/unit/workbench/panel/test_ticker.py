@@ -56,7 +56,7 @@ class TestPace:
         assert len(page.drawn) * cost_s < 0.03 * 20
 
     def test_what_cheap_redraws_leave_over_is_spent_on_the_dear_ones_between_them(self) -> None:
-        """Every other redraw in a run draws the timeline: alone it was too dear for five a second."""
+        """In a run some redraws show all there is: alone those were too dear for five a second."""
         page = Changing(lambda: turns_loop().work(0.007 if page.now % 2 else 0.0005))
         run_in_turns(run_for(20, page))
 

@@ -71,6 +71,9 @@ class TestNews:
         wire.show(view_of({**rows, "r1": 1}))
         assert wire.show(view_of(rows)) == {"requests_news": {}}
         assert wire.show(view_of(rows)) == {}
+        wire.panes.rows_in_passing(view_of({**rows, "r1": 1}))
+        assert wire.show(view_of(rows))["requests_news"]["rows"] == []  # of those that were carried a page may know
+        assert wire.show(view_of(rows)) == {}
 
     def test_give_way_to_a_new_picture_once_most_rows_differ(self, monkeypatch: pytest.MonkeyPatch) -> None:
         wire = Wire(monkeypatch)
@@ -101,6 +104,33 @@ class TestNews:
             state = wire.panes.get_state()  # a page that opens now is sent this
             assert with_news(state["requests"], state["requests_news"] or None) == view
             assert {key: state[key] for key in wire.state} == wire.state
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_that_were_carried_past_their_widget_are_in_no_ones_way(self, seed: int) -> None:
+        """As a page has them that hears both ways, and one that was opened behind the last picture or news."""
+        chance, panes = random.Random(seed), PanelPanes()
+        rows = {f"r{number}": 0 for number in range(9)}
+        panes.show("requests", view_of(rows))
+        carried: Any = {}
+        for _ in range(80):
+            for name in chance.sample([*rows], chance.randint(0, 6)):
+                rows[name] = chance.randint(0, 1)
+            view = view_of(rows, chance.randint(0, 1))
+            if chance.random() < 0.6:
+                carried = panes.rows_in_passing(view)
+                assert with_news(panes.requests, panes.requests_news or None, carried) == view
+            else:
+                panes.show("requests", view)
+                assert with_news(panes.requests, carried, panes.requests_news or None) == view
+                assert with_news(panes.requests, panes.requests_news or None) == view
+            assert panes.shown("requests") == view
+
+    def test_without_a_picture_cannot_be_carried(self) -> None:
+        panes, rows = PanelPanes(), view_of({"r1": 0})
+        assert panes.rows_in_passing(rows) is None
+        panes.show("requests", rows)
+        assert panes.rows_in_passing(rows) is not None
+        assert panes.rows_in_passing({**rows, "rows": 2 * rows["rows"]}) is None
 
     def test_of_another_picture_mean_nothing(self) -> None:
         news = RowNews()

@@ -76,9 +76,12 @@ class Reader:
             self.last = content
             self.seqs.append(content["seq"])
             self.texts += content["texts"]
-            left = list(buffers)
+            left = b"".join(buffers)
             for name, header in content["tables"].items():
-                columns = {column: self._values(column, kind, left.pop(0)) for column, kind in header["columns"]}
+                columns = {}
+                for column, kind in header["columns"]:
+                    size = header["rows"] * np.dtype(kind).itemsize
+                    columns[column], left = self._values(column, kind, left[:size]), left[size:]
                 rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
                 assert len(rows) == header["rows"]
                 self.tables.setdefault(name, []).extend(rows)

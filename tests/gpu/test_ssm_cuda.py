@@ -1,0 +1,272 @@
+"""Every state-space kernel against the torch reference in float64: packed batches, slots, padding, graphs."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.batch import ForwardBatch
+from engine.ssm import TorchStateSpace
+from engine.ssm.base import NO_LIMITS, StateSpace
+from tests.ssm_batches import Layer, Row, Sizes, packed
+
+pytest.importorskip("triton")
+from engine.ssm.triton import Tiles, TritonStateSpace
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+on_cuda = pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+TOLERANCE = {
+    # ‖found - reference‖ / ‖reference‖, the reference in float64 on the same, rounded, inputs.
+    ("conv", torch.float32): 1e-6,
+    ("conv", torch.bfloat16): 2.5e-3,  # exact inputs, float32 inside, rounded once
+    ("scan", torch.float32): 5e-6,  # sums over a row's tokens in another order; exp and log of the hardware
+    ("scan", torch.bfloat16): 6e-3,  # reads x, B and C as the convolution rounded them, and is rounded once itself
+    ("state", torch.float32): 5e-6,
+    ("state", torch.bfloat16): 6e-3,  # in float32, of inputs that the convolution rounded
+    ("mamba-scan", torch.float32): 2e-3,  # its products run in TF32
+    ("mamba-scan", torch.bfloat16): 2e-2,  # takes states between chunks, and decayed scores, in bfloat16
+    ("mamba-state", torch.float32): 2e-3,
+    ("mamba-state", torch.bfloat16): 1e-2,
+    ("norm", torch.float32): 1e-6,
+    ("norm", torch.bfloat16): 2.5e-3,
+}
+TYPES = [torch.float32, torch.bfloat16]
+SIZES = [
+    Sizes(),
+    Sizes(heads=8, head_dim=64, groups=2, state=128),
+    Sizes(heads=4, head_dim=20, groups=1, state=16, width=3),
+]
+MIXED = [
+    Row(1, 0, 0, is_decode=True),
+    Row(1, 1, 1, is_decode=True),
+    Row(1, 2, 2, is_fresh=True, is_decode=True),
+    Row(70, 5, 3, snapshots={1: 6, 64: 7, 65: 8}),
+    Row(2, 9, 9, is_fresh=True, snapshots={2: 10}),
+    Row(1, 4, 4),
+]
+DECODE = [Row(1, slot, slot, is_fresh=slot == 3, is_decode=True) for slot in range(7)]
+PREFILL = [Row(130, 0, 1, True), Row(257, 2, 2), Row(3, 4, 5), Row(64, 6, 6)]
+SHORT = [
+    Row(1, 0, 0, is_decode=True),
+    Row(2, 1, 1, snapshots={1: 2}),
+    Row(5, 3, 4, snapshots={1: 3, 2: 5, 4: 6}),
+    Row(1, 7, 7),
+    Row(8, 8, 8, is_fresh=True, snapshots={8: 9}),
+]
+BATCHES = {"mixed": MIXED, "decode": DECODE, "prefill": PREFILL, "short": SHORT}
+PADDING = {
+    "mixed": {"padding_decode": 3, "padding_prefill": 2, "padding_tokens": 20, "padding_snapshots": 2},
+    "decode": {"padding_decode": 9},
+    "prefill": {"padding_prefill": 1, "padding_tokens": 33},
+    "short": {"padding_decode": 2, "padding_prefill": 2, "padding_tokens": 5, "padding_snapshots": 3},
+}
+
+
+def backends() -> list[str]:
+    return ["triton", "mamba_ssm"]
+
+
+def backend_of(name: str) -> StateSpace:
+    if name == "triton":
+        return TritonStateSpace()
+    if DEVICE == "cpu":
+        pytest.skip("mamba-ssm's kernels need a CUDA device")
+    if find_spec("mamba_ssm") is None:
+        pytest.skip("mamba-ssm is not installed")
+    from engine.ssm.mamba_ssm import MambaSsmStateSpace
+
+    return MambaSsmStateSpace()
+
+
+def inputs_for(batch: ForwardBatch, layer: Layer, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """One wide projection, its part for the convolution and its part for the time steps, as a mixer cuts them."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes, tokens = layer.sizes, batch.shape.num_tokens
+    wide = torch.randn(tokens, sizes.channels + 16 + sizes.heads, generator=generator).to(DEVICE, dtype)
+    return wide, wide[:, 8 : 8 + sizes.channels], wide[:, -sizes.heads :]
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double().cpu() - expected.double().cpu()).norm() / expected.double().cpu().norm())
+
+
+def check_batch(
+    backend: StateSpace,
+    rows: list[Row],
+    sizes: Sizes,
+    dtype: torch.dtype,
+    *,
+    limits: tuple[float, float] = NO_LIMITS,
+    padding: dict[str, int] | None = None,
+) -> None:
+    layer = Layer.random(sizes, dtype, device=DEVICE, limits=limits)
+    exact = layer.to(torch.float64)
+    for number in range(sizes.slots + 1):  # what no row may read
+        if not any(row.source == number and not row.is_fresh for row in rows):
+            layer.conv_state[number] = torch.nan
+            layer.ssm_state[number] = torch.nan
+    untouched = layer.ssm_state.clone(), layer.conv_state.clone()
+    batch = packed(rows, sizes, **(padding or {}), device=DEVICE)
+    _, x, dt = inputs_for(batch, layer, dtype)
+    plain = packed(rows, sizes, **(padding or {}))
+    expected_mixed, expected_y = exact.run(TorchStateSpace(), x.double().cpu(), dt.double().cpu(), plain)
+
+    mixed, y = layer.run(backend, x, dt, batch)
+
+    real = (torch.arange(batch.shape.num_tokens) - plain.query_start_N[plain.row_T]) < plain.query_len_N[plain.row_T]
+    real &= plain.state_to_N[plain.row_T] != sizes.slots  # type: ignore[index]
+    prefix = "mamba-" if backend.name == "mamba_ssm" else ""
+    assert mixed.dtype == y.dtype == dtype
+    assert error(mixed[real], expected_mixed[real]) < TOLERANCE["conv", dtype]
+    assert error(y[real], expected_y[real]) < TOLERANCE[f"{prefix}scan", dtype]
+    assert torch.isfinite(mixed).all()
+    assert torch.isfinite(y).all()
+    written = {row.target for row in rows} | {slot for row in rows for slot in row.snapshots.values()}
+    for slot in range(sizes.slots):
+        if slot in written:
+            torch.testing.assert_close(
+                layer.conv_state[slot].cpu().double(), exact.conv_state[slot], atol=0.0, rtol=0.0
+            )
+            assert error(layer.ssm_state[slot], exact.ssm_state[slot]) < TOLERANCE[f"{prefix}state", dtype]
+        else:
+            for state, before in zip((layer.ssm_state, layer.conv_state), untouched, strict=True):
+                torch.testing.assert_close(state[slot], before[slot], atol=0.0, rtol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", backends())
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("sizes", SIZES, ids=["odd", "released", "narrow"])
+@pytest.mark.parametrize("rows", BATCHES)
+def test_a_packed_batch_equals_the_reference(name: str, dtype: torch.dtype, sizes: Sizes, rows: str) -> None:
+    check_batch(backend_of(name), BATCHES[rows], sizes, dtype)
+
+
+@pytest.mark.parametrize("name", backends())
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("rows", BATCHES)
+def test_padding_enters_no_state_and_comes_out_finite(name: str, dtype: torch.dtype, rows: str) -> None:
+    check_batch(backend_of(name), BATCHES[rows], SIZES[0], dtype, padding=PADDING[rows])
+
+
+@pytest.mark.parametrize("name", backends())
+@pytest.mark.parametrize("rows", BATCHES)
+def test_time_steps_are_kept_within_the_limits(name: str, rows: str) -> None:
+    check_batch(backend_of(name), BATCHES[rows], SIZES[0], torch.float32, limits=(0.05, 0.4))
+
+
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        Tiles(block_p=4, chunk=16),
+        Tiles(block_p=8, num_warps=1, chunk=32, chunk_warps=8),
+        Tiles(block_p=32, num_warps=8, walk_limit=0),
+        Tiles(block_p=64, walk_limit=1000),
+        Tiles(chunk_block_p=16, chunk_warps=2),
+        Tiles(chunk_block_p=32),
+    ],
+)
+@pytest.mark.parametrize("rows", ["decode", "mixed", "short"])
+def test_every_tile_gives_the_same_states(tiles: Tiles, rows: str) -> None:
+    check_batch(TritonStateSpace(tiles), BATCHES[rows], SIZES[1], torch.float32)
+
+
+def test_states_may_be_kept_in_bfloat16() -> None:
+    layer = Layer.random(SIZES[1], torch.bfloat16, device=DEVICE, state_dtype=torch.bfloat16)
+    exact, batch = layer.to(torch.float64), packed(DECODE, SIZES[1], device=DEVICE)
+    _, x, dt = inputs_for(batch, layer, torch.bfloat16)
+    _, expected = exact.run(TorchStateSpace(), x.double().cpu(), dt.double().cpu(), packed(DECODE, SIZES[1]))
+
+    _, y = layer.run(TritonStateSpace(), x, dt, batch)
+
+    assert layer.ssm_state.dtype == torch.bfloat16
+    assert error(y, expected) < TOLERANCE["scan", torch.bfloat16]
+    assert error(layer.ssm_state[:7], exact.ssm_state[:7]) < TOLERANCE["state", torch.bfloat16]
+
+
+def test_small_time_steps_keep_their_digits() -> None:
+    """log(1 + exp(x)) as it stands is off by 1e-4 where the step is 1e-3, the smallest that training starts with."""
+    sizes = SIZES[1]
+    layer = Layer.random(sizes, torch.float32, device=DEVICE)
+    layer.weights.dt_bias_H.fill_(-9.0)
+    layer.weights.d_H.zero_()
+    rows = [Row(1, 0, 0, True, True)]
+    exact, batch = layer.to(torch.float64), packed(rows, sizes, device=DEVICE)
+    _, x, dt = inputs_for(batch, layer, torch.float32)
+    _, expected = exact.run(TorchStateSpace(), x.double().cpu(), dt.double().cpu(), packed(rows, sizes))
+
+    _, y = layer.run(TritonStateSpace(), x, dt, batch)
+
+    assert error(y, expected) < TOLERANCE["scan", torch.float32]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("groups", "size"), [(1, 96), (8, 896), (3, 20)])
+def test_gated_norm_equals_the_reference(dtype: torch.dtype, groups: int, size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(19, 2 * groups * size + 7, generator=generator).to(DEVICE, dtype)
+    gate, y = wide[:, : groups * size], wide[:, -groups * size :].contiguous()
+    weight = torch.randn(groups * size, generator=generator).to(DEVICE, dtype)
+    expected = TorchStateSpace().gated_norm(y.double(), gate.double(), weight.double(), groups, 1e-5)
+
+    found = TritonStateSpace().gated_norm(y, gate, weight, groups, 1e-5)
+
+    assert found.dtype == dtype
+    assert error(found, expected) < TOLERANCE["norm", dtype]
+
+
+@on_cuda
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", backends())
+@pytest.mark.parametrize("rows", BATCHES)
+def test_a_captured_graph_reads_the_slots_of_its_replay(name: str, rows: str) -> None:
+    """Captured on one batch, replayed on another of the same shape: other slots, lengths and contents."""
+    backend, sizes, dtype = backend_of(name), SIZES[1], torch.bfloat16
+    longest = max(row.count for row in BATCHES[rows])
+    batch = packed(BATCHES[rows], sizes, longest=longest, **PADDING[rows], device=DEVICE)
+    layer = Layer.random(sizes, dtype, device=DEVICE)
+    kept = layer.conv_state.clone(), layer.ssm_state.clone()
+    wide, x, dt = inputs_for(batch, layer, dtype)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        layer.run(backend, x, dt, batch)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            _, y = layer.run(backend, x, dt, batch)
+    torch.cuda.synchronize()
+
+    changed = [
+        Row(max(1, row.count - 1), (row.source + 1) % 12, (row.target + 1) % 12, row.is_fresh, row.is_decode,
+            {max(1, after - 1): (slot + 1) % 12 for after, slot in row.snapshots.items()})
+        for row in BATCHES[rows]
+    ]  # fmt: skip
+    fewer = sum(row.count for row in BATCHES[rows]) - sum(row.count for row in changed)
+    padding = {**PADDING[rows], "padding_tokens": PADDING[rows].get("padding_tokens", 0) + fewer}
+    new = packed(changed, sizes, longest=longest, **padding, device=DEVICE)
+    assert new.shape == batch.shape
+    for old_tensor, new_tensor in zip(batch, new, strict=True):
+        if isinstance(old_tensor, Tensor):
+            old_tensor.copy_(new_tensor)
+        elif isinstance(old_tensor, tuple):
+            for old_part, new_part in zip(old_tensor, new_tensor, strict=True):
+                old_part.copy_(new_part)
+    wide.copy_(inputs_for(new, layer, dtype, seed=9)[0])
+    expected = Layer.random(sizes, dtype, device=DEVICE)
+    for state, before in zip((expected.conv_state, expected.ssm_state), kept, strict=True):
+        state.copy_(before)
+    layer.conv_state.copy_(kept[0])
+    layer.ssm_state.copy_(kept[1])
+
+    graph.replay()
+    _, eager = expected.run(backend, x, dt, new)
+    torch.cuda.synchronize()
+
+    real = (torch.arange(new.shape.num_tokens, device=DEVICE) - new.query_start_N[new.row_T]) < new.query_len_N[
+        new.row_T
+    ]
+    torch.testing.assert_close(y[real], eager[real], atol=0.0, rtol=0.0)
+    torch.testing.assert_close(layer.conv_state[:-1], expected.conv_state[:-1], atol=0.0, rtol=0.0)
+    torch.testing.assert_close(layer.ssm_state[:-1], expected.ssm_state[:-1], atol=0.0, rtol=0.0)

@@ -1,0 +1,228 @@
+"""Random schedules: an engine, what is done to it, and a tally of what that reached, all drawn from one seed."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+from engine.cache.prefix_pool import PrefixPool
+from engine.controller import Border
+from engine.lifecycle import EngineState
+from engine.phases import Order, Phase, Reason
+from engine.policy import never_overlap, prefer_overlap
+from tests.memory_world import SALTS, MemoryWorld, pieced_prompt
+from tests.oracle_world import World, oracle_engine, random_params, random_prompt, shared_prompt
+
+LONGEST = 40
+SUSPENSIONS = ("persist", "offload", "recompute")
+STANDSTILLS = ("pause", *SUSPENSIONS)
+MEMORY = ("pauses", "resumes", "evictions", "hits", "prefix waits", "block evictions", "chunks")
+ENDS = ("stop", "length", "abort", "error")
+ORDERS = (Order.LEGACY, Order.NO_OVERLAP, Order.OVERLAP, Order.OVERLAP_ADMIT, Order.PRIMER, Order.DRAIN)
+"""Those of an engine that does not draft."""
+PHASES = Order.LEGACY.phases
+ABORTS = 0.08
+"""Chance of an abort at a border where a schedule aborts at all."""
+ACTS = {"serve": 52, "step_a_phase": 14, "switch": 18, "stand_still": 14, "fail": 4, "forget": 2, "reset": 2}
+"""How often each is done, beside the others."""
+
+
+class Tally:
+    """What many schedules reached."""
+
+    def __init__(self) -> None:
+        self.schedules: set[tuple[int, int]] = set()
+        """Seed and acts of each that came to its end."""
+        self.iterations = 0
+        self.orders: Counter[Order] = Counter()
+        self.reasons: Counter[Reason] = Counter()
+        self.ended: Counter[str] = Counter()
+        self.memory: Counter[str] = Counter()
+        self.stood: Counter[str] = Counter()
+        """By how, and those with a forward pending once more."""
+
+    def count(self, world: World) -> None:
+        """Add what a world's counters say; before a reset forgets it, and at its end."""
+        counters, pool = world.engine.counters, world.engine.pool
+        self.ended.update(counters.finished)
+        for name in ("pauses", "resumes", "evictions", "prefix_waits"):
+            self.memory[name.replace("_", " ")] += getattr(counters, name)
+        if isinstance(pool, PrefixPool):
+            self.memory["block evictions"] += pool.num_evicted
+
+    def look(self, world: World, border: Border) -> None:
+        """Add what a border shows."""
+        iteration, table = border.iteration, world.engine.table
+        if border.side == "before" and border.phase is iteration.order.phases[0]:
+            self.iterations += 1
+            self.orders[iteration.order] += 1
+            self.reasons[iteration.reason] += 1
+        if border.side == "after" and border.phase is Phase.ADMIT:
+            entered = [request.row for request in iteration.admitted]
+            self.memory["hits"] += sum(row is not None and bool(table.chunk_done[row] > 0) for row in entered)
+            self.memory["chunks"] += table.partial_row is not None
+
+    def shortfalls(self, at_least: int) -> list[str]:
+        """What was reached less often than it should."""
+        wanted: list[tuple[str, int]] = [
+            *((f"order {order.label}", self.orders[order]) for order in ORDERS),
+            *((f"reason {reason.name}", self.reasons[reason]) for reason in Reason),
+            *((f"end by {end}", self.ended[end]) for end in ENDS),
+            *((name, self.memory[name]) for name in MEMORY),
+            *((how, self.stood[how]) for how in (*STANDSTILLS, *(f"{how}, pending" for how in STANDSTILLS))),
+        ]
+        return [f"{name}: {count}" for name, count in wanted if count < at_least]
+
+
+class Schedule:
+    """One life of one engine. The same seed is the same life, whatever ran before it.
+
+    Args:
+        seed: Of everything that is random.
+        tally: Is added to.
+    """
+
+    def __init__(self, seed: str, tally: Tally) -> None:
+        self.rng = random.Random(seed)
+        self.tally = tally
+        self.has_text = self.rng.random() < 0.25
+        options = random_options(self.rng)
+        self.is_tight = "paused_blocks" in options
+        self.aborts = self.rng.random() < (0.2 if self.is_tight else 0.4)
+        self.is_over = False
+        """Whether requests come no more."""
+        self.shares = bool(options.get("prefix_caching"))
+        self.world = MemoryWorld(oracle_engine(has_text=self.has_text, **options))
+        self.world.on_border = self._at_border
+
+    def run(self, num_acts: int) -> None:
+        """Live through so many acts, then let everything end."""
+        for _ in range(num_acts):
+            if self.world.engine.state is EngineState.RUNNING:
+                act = self.rng.choices(list(ACTS), weights=list(ACTS.values()))[0]
+                getattr(self, f"_{act}")()
+            else:
+                self._go_on()
+        self.world.engine.resume()
+        self.is_over = True
+        self.world.drain(600)
+        if self.rng.random() < 0.25:
+            self._end_alone()
+        self.tally.count(self.world)
+
+    def _at_border(self, border: Border) -> None:
+        world, rng = self.world, self.rng
+        self.tally.look(world, border)
+        if self.aborts and world.live_ids and rng.random() < ABORTS:
+            world.abort(rng.choice(world.live_ids))
+        if rng.random() < 0.01 and not self.is_over:
+            self._submit()
+
+    def _submit(self) -> None:
+        rng = self.rng
+        longest = rng.choice([12, 12, 24, LONGEST - 1])
+        draw = rng.choice([shared_prompt, _pieced]) if self.shares and rng.random() < 0.8 else random_prompt
+        params = random_params(rng, text=self.has_text, max_tokens=8)
+        if rng.random() < (0.8 if self.is_tight else 0.5):
+            params = params.replace(
+                max_tokens=rng.randint(5, 20 if self.is_tight else 12),
+                min_tokens=0,
+                ignore_eos=True,
+                stop_token_ids=None,
+            )
+        salt = rng.choice(SALTS)
+        self.world.submit(draw(rng, longest), params, stream=rng.random() < 0.3, cache_salt=salt)
+
+    # -- acts
+
+    def _serve(self) -> None:
+        missing = (5 if self.aborts or self.is_tight else 3) - len(self.world.live_ids)
+        for _ in range(max(self.rng.choice([0, 0, 0, 1]), missing)):
+            self._submit()
+        for _ in range(self.rng.choice([1, 1, 2])):
+            self.world.step()
+
+    def _step_a_phase(self) -> None:
+        self.world.step_phase()
+
+    def _switch(self) -> None:
+        engine = self.world.engine
+        engine.set_mode("legacy" if engine.controller.wanted_mode == "async" else "async")
+        self.world.step()
+
+    def _stand_still(self) -> None:
+        while self.world.engine.in_hand is not None:
+            self.world.step_phase()
+        engine, how = self.world.engine, self.rng.choice(STANDSTILLS)
+        self.tally.stood[how] += 1
+        self.tally.stood[f"{how}, pending"] += engine.pending is not None
+        if how == "pause":
+            engine.pause()
+        else:
+            engine.suspend(how)
+
+    def _go_on(self) -> None:
+        """Out of a standstill, perhaps with requests that come or leave meanwhile, or with none at all."""
+        rng, world = self.rng, self.world
+        if rng.random() < 0.3:
+            self._submit()
+        if rng.random() < 0.2 and world.live_ids:
+            world.abort(rng.choice(world.live_ids))
+        if rng.random() < 0.9:
+            world.engine.resume()
+            world.step()
+        else:
+            self._reset()
+
+    def _fail(self) -> None:
+        if self.world.fail_in(self.rng.choice(PHASES), after=self.rng.random() < 0.5):
+            self.world.engine.recover()
+
+    def _forget(self) -> None:
+        self.world.forget()
+
+    def _reset(self) -> None:
+        self.tally.count(self.world)
+        self.world.reset()
+        self.world.engine.counters.reset()
+
+    def _end_alone(self) -> None:
+        """What is rare in company: a queue of nothing but an aborted request, and rows that all end with a forward."""
+        world, rng = self.world, self.rng
+        world.abort(world.submit([1], random_params(rng, text=self.has_text)))
+        world.drain()
+        world.engine.set_mode("async")
+        world.submit([1], random_params(rng).replace(max_tokens=2, min_tokens=2))  # ends with its first decode
+        world.drain()
+
+
+def _pieced(rng: random.Random, longest: int) -> list[int]:
+    return pieced_prompt(rng, longest)
+
+
+def random_options(rng: random.Random) -> dict[str, Any]:
+    """An engine's options; nearly half have too few blocks, a twelfth runs in buckets, some of which gate admission."""
+    options: dict[str, Any] = {
+        "mode": rng.choice(["async", "async", "legacy"]),
+        "policy": rng.choice([prefer_overlap] * 6 + [never_overlap]),
+        "overlap_admission": rng.random() < 0.5,
+        "launch_ending_rows": rng.random() < 0.25,
+        "prefix_caching": rng.random() < 0.6,
+        "eviction_policy": rng.choice(["lru", "lru", "ref_zero"]),
+        "max_sequence_length": LONGEST,
+        "max_requests": rng.randint(2, 4),
+        "num_blocks": rng.choice([15, 24]),
+        "nan_every": rng.choice([0, 31]),
+    }
+    budget = rng.choice([None, None, 8, 11, 30])
+    if budget is not None:
+        options |= {"chunked_prefill": True, "max_batch_tokens": budget}
+    kind = rng.random()
+    if kind < 0.45:
+        options |= {"capacity_policy": "max_utilization", "paused_blocks": rng.choice([0, 5, 10, 10])}
+        options |= {"num_blocks": rng.choice([10, 10, 11, 13]), "max_requests": 4, "nan_every": 0}
+    elif kind < 0.53:  # all of one shape, so that they share their traces
+        options |= {"graphs": (4, 16), "num_blocks": 24, "max_requests": 4, "nan_every": 0}
+        options |= {"chunked_prefill": True, "max_batch_tokens": 20, "graph_all_prefills": rng.random() < 0.5}
+    return options
