@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from engine.models.base import LayerCache, PagedState
 from engine.models.checkpoint import damaged
 from engine.models.decoder_config import FAMILIES, DecoderConfig
 from engine.models.moe import Fused, MoE
+from engine.models.mtp import DraftHead, heads_present
 from engine.models.parts import FeedForward, Linear, Placement, RMSNorm, empty, split_targets
 from engine.models.rope import RopeConfig, inverse_frequencies
 from engine.models.weights import WeightTargets, fill_weights
@@ -131,6 +132,9 @@ class DecoderModel(nn.Module):
         backends = Backends(attention, self.kernels)
         self.layers = nn.ModuleList(Layer(config, layer, backends, **placement) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **placement)
+        self.heads = nn.ModuleList(self._make_head(backends, **placement) for _ in range(config.num_draft_heads))
+        self.are_heads_optional = True
+        """Until a checkpoint has been loaded: its file may lack the draft heads that its configuration tells of."""
         # None when tied: torch.jit refuses to trace a module that holds one parameter under two names.
         self.head = None if config.tie_word_embeddings else empty(config.vocab_size, config.hidden_size, **placement)
         self.dtype = placement["dtype"]
@@ -138,6 +142,22 @@ class DecoderModel(nn.Module):
         angle_dtype = torch.float64 if self.dtype == torch.float64 else torch.float32
         frequencies = inverse_frequencies(config.rope, config.head_dim, angle_dtype, placement["device"])
         self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def _make_head(self, backends: Backends, **placement: Unpack[Placement]) -> DraftHead:
+        config, names = self.config, FAMILIES[self.config.architecture].heads
+        assert names is not None
+        layer = Layer(config.of_draft_head(), 0, backends, **placement)
+        return DraftHead(
+            config.hidden_size,
+            config.rms_norm_eps,
+            [layer],
+            is_hidden_first=names.is_hidden_first,
+            kernels=self.kernels,
+            **placement,
+        )
+
+    def _draft_heads(self) -> Sequence[DraftHead]:
+        return cast(Sequence[DraftHead], self.heads)
 
     @classmethod
     def from_checkpoint_config(
@@ -150,7 +170,10 @@ class DecoderModel(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a checkpoint's tensors in; CheckpointError names what is missing, unexpected or misshapen."""
-        fill_weights(self.weight_targets(), weights)
+        absent = fill_weights(self.weight_targets(), weights)
+        groups = [frozenset(targets) for targets, _ in self._head_targets()]
+        self.heads = self.heads[: heads_present(groups, absent)]
+        self.are_heads_optional = False
 
     def weight_targets(self) -> WeightTargets:
         """Where each checkpoint tensor goes."""
@@ -164,16 +187,32 @@ class DecoderModel(nn.Module):
         for number, layer in enumerate(self.layers):
             targets.update(layer.targets(f"model.layers.{number}"))  # type: ignore[operator]
             fused.update(layer.fused(f"model.layers.{number}"))  # type: ignore[operator]
-        return WeightTargets(targets, ignored, fused)
+        optional: set[str] = set()
+        for head_targets, head_fused in self._head_targets():
+            targets.update(head_targets)
+            fused.update(head_fused)
+            optional |= head_targets.keys() if self.are_heads_optional else set()
+        return WeightTargets(targets, ignored, fused, frozenset(optional))
 
     def _ignored_of_family(self) -> str:
         """What its checkpoints hold besides the model, as further branches of a regular expression."""
         family, found = FAMILIES[self.config.architecture], ""
         if family.ignored is not None:
             found += "|" + family.ignored
-        if family.has_mtp_behind:
-            own = "|".join(str(number) for number in range(self.config.num_layers))
-            found += rf"|model\.layers\.(?!(?:{own})\.)\d+\..*"
+        if family.heads is not None and family.heads.copies is not None:
+            found += "|" + family.heads.copies
+        return found
+
+    def _head_targets(self) -> list[tuple[dict[str, Tensor], Fused]]:
+        """Of each draft head, as :class:`WeightTargets` wants them."""
+        names, found = FAMILIES[self.config.architecture].heads, []
+        for number, head in enumerate(self._draft_heads()):
+            assert names is not None
+            behind = self.config.num_layers + number
+            prefix = names.prefix.format(head=number, number=behind)
+            layer = cast(Layer, head.layers[0])
+            targets = {**head.targets(names, head=number, number=behind), **layer.targets(prefix)}
+            found.append((targets, layer.fused(prefix)))
         return found
 
     def check_config(self, config: Mapping[str, Any]) -> None:
@@ -207,13 +246,53 @@ class DecoderModel(nn.Module):
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
         """Logits, shape [L, V], in the model's dtype."""
-        x_TE = functional.embedding(batch.token_ids_T, self.embedding)
-        frequencies: Tensor = self.frequencies  # type: ignore[assignment]
-        tables = self.kernels.rotation_tables(batch.positions_T, frequencies, self.config.rope.attention_factor)
+        x_LE = self._stream(batch, caches).index_select(0, batch.logits_idx_L)
+        return self.kernels.norm_linear(x_LE, self.norm, self._output_matrix())
+
+    def _stream(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
+        """[T, E] what the last layer leaves, before the last norm."""
+        x_TE, tables = functional.embedding(batch.token_ids_T, self.embedding), self._tables(batch)
         for layer, cache in zip(self.layers, caches, strict=True):
             x_TE = layer(x_TE, tables, batch, cache)
-        x_LE = x_TE.index_select(0, batch.logits_idx_L)
-        return self.kernels.norm_linear(x_LE, self.norm, self.embedding if self.head is None else self.head)
+        return x_TE
+
+    def _tables(self, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+        frequencies: Tensor = self.frequencies  # type: ignore[assignment]
+        return self.kernels.rotation_tables(batch.positions_T, frequencies, self.config.rope.attention_factor)
+
+    def _output_matrix(self) -> Tensor:
+        return self.embedding if self.head is None else self.head
+
+    # -- drafting; see engine.models.base.DraftingModel --------------------------------------------------------------
+
+    @property
+    def num_draft_heads(self) -> int:
+        """MTP layers that the checkpoint held."""
+        return len(self.heads)
+
+    @property
+    def hidden_size(self) -> int:
+        """E."""
+        return self.config.hidden_size
+
+    def draft_layout(self) -> Sequence[PagedState]:
+        """Keys and values of every head's layer."""
+        return list(self.cache_layout()[:1]) * self.num_draft_heads
+
+    def forward_hidden(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> tuple[Tensor, Tensor]:
+        """Logits [L, V], and all tokens' hidden states behind the last norm [T, E]."""
+        hidden_TE = self.kernels.rms_norm(self._stream(batch, caches), self.norm)
+        return self.kernels.linear(hidden_TE.index_select(0, batch.logits_idx_L), self._output_matrix()), hidden_TE
+
+    def draft(self, head: int, before_TE: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """Hidden states of one head behind its norm [T, E]; see :class:`engine.models.base.DraftingModel`."""
+        one = self._draft_heads()[head]
+        x_TE = one.join(functional.embedding(batch.token_ids_T, self.embedding), before_TE)
+        return one.finish(one.layers[0](x_TE, self._tables(batch), batch, cache))
+
+    def draft_logits(self, head: int, hidden_LE: Tensor) -> Tensor:
+        """Logits [L, V] of one head's hidden states, by the model's own output matrix."""
+        return self.kernels.linear(hidden_LE, self._output_matrix())
 
 
 def _turn_alike(one: RopeConfig, other: RopeConfig, head_dim: int) -> bool:

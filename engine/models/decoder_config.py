@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.errors import CheckpointError
-from engine.models import moe_families
+from engine.models import moe_families, mtp
 from engine.models.moe import MoEConfig
 from engine.models.moe_families import ExpertFamily
 from engine.models.moe_families import size as _size
+from engine.models.mtp import HeadNames
 from engine.models.rope import RopeConfig, rope_from_checkpoint
 
 
@@ -37,8 +38,8 @@ class Family:
     """None: a dense model."""
     ignored: str | None = None
     """Regular expression of checkpoint names that are skipped; what is trained beside the model, not of it."""
-    has_mtp_behind: bool = False
-    """Whether layers numbered from ``num_hidden_layers`` on are such, for drafting."""
+    heads: HeadNames | None = None
+    """What draft heads are called; None: there are none."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """What transformers assumes for keys a file may leave out, where it is not the usual value."""
 
@@ -58,7 +59,7 @@ FAMILIES: dict[str, Family] = {
         qkv_bias=True,
         o_bias=False,
         windows="late",
-        ignored=r"model\.mtp_layers\..*",
+        heads=mtp.MIMO,
         defaults={"max_position_embeddings": 32768},
     ),
     "Qwen3ForCausalLM": Family(
@@ -103,7 +104,7 @@ FAMILIES: dict[str, Family] = {
         qk_norm=None,
         partial_rotary=0.5,
         experts=moe_families.GLM4,
-        has_mtp_behind=True,
+        heads=mtp.DEEPSEEK,
         defaults={
             "num_key_value_heads": 8,
             "max_position_embeddings": 131072,
@@ -153,6 +154,8 @@ class DecoderConfig:
     """Of the layers with experts."""
     sparse: tuple[bool, ...] = ()
     """Whether each layer has experts; empty: none has."""
+    num_draft_heads: int = 0
+    """MTP layers that a checkpoint of this configuration may hold."""
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -204,7 +207,12 @@ class DecoderConfig:
             qk_norm=_decided(family.qk_norm, keys, "use_qk_norm"),
             moe=moe,
             sparse=sparse,
+            num_draft_heads=0 if family.heads is None else _num_heads(keys),
         )
+
+    def of_draft_head(self) -> DecoderConfig:
+        """Of the one layer of a draft head: it sees all keys, and has experts where the model's last layer has."""
+        return replace(self, num_layers=1, windows=(None,), sparse=self.sparse[-1:], num_draft_heads=0)
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
@@ -217,6 +225,13 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     if not isinstance(names, (list, tuple)) or len(names) != 1 or not isinstance(names[0], str):
         raise CheckpointError(f"config.json: architectures must be a list of one class name, got {names!r}")
     return names[0]
+
+
+def _num_heads(keys: Mapping[str, Any]) -> int:
+    for key in ("num_nextn_predict_layers", "num_mtp_layers"):
+        if keys.get(key):
+            return _size(keys, key)
+    return 0
 
 
 def _decided(always: bool | None, keys: Mapping[str, Any], key: str) -> bool:

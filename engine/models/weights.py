@@ -25,6 +25,8 @@ class WeightTargets(NamedTuple):
     """Regular expression of checkpoint names that are skipped, matched whole."""
     fused: Mapping[str, tuple[Tensor, tuple[str, ...]]] = MappingProxyType({})
     """Other names a checkpoint may use: the destination, and the names in ``targets`` that it is there in place of."""
+    optional: frozenset[str] = frozenset()
+    """Of ``targets``, names that a checkpoint may lack."""
 
 
 @runtime_checkable
@@ -51,7 +53,7 @@ def weight_targets(module: nn.Module) -> dict[str, Tensor]:
 
 def fill_weights(
     targets: Mapping[str, Tensor] | WeightTargets, weights: Iterable[tuple[str, Tensor]], *, ignored: str | None = None
-) -> None:
+) -> frozenset[str]:
     """Copy each tensor of ``weights`` into the target of its name, converted to the target's dtype and device.
 
     Args:
@@ -60,24 +62,33 @@ def fill_weights(
         weights: (checkpoint name, tensor), any device.
         ignored: Regular expression of checkpoint names that are skipped, matched whole.
 
+    Returns:
+        Names of ``optional`` that were not there.
+
     Raises:
         CheckpointError: A tensor is missing, unexpected, twice there, of another shape, or not of a float type.
     """
     places = targets if isinstance(targets, WeightTargets) else WeightTargets(targets, ignored)
-    for target, tensor in _matched(places, weights):
+    absent = dict.fromkeys(places.targets)
+    for target, tensor in _matched(places, weights, absent):
         with torch.no_grad():
             target.copy_(tensor)
+    return frozenset(absent)
 
 
 def check_weights(places: WeightTargets, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Raise what :func:`fill_weights` would raise, and copy nothing."""
-    for _ in _matched(places, weights):
+    for _ in _matched(places, weights, dict.fromkeys(places.targets)):
         pass
 
 
-def _matched(places: WeightTargets, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each target with its tensor, checked; what is missing or unexpected is known, and raised, at the end."""
-    missing = dict.fromkeys(places.targets)
+def _matched(
+    places: WeightTargets, weights: Iterable[tuple[str, Tensor]], missing: dict[str, None]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each target with its tensor, checked; what is missing or unexpected is known, and raised, at the end.
+
+    ``missing`` holds all names at first, and at the end those of ``optional`` that were not there.
+    """
     unexpected: list[str] = []
     names: tuple[str, ...]
     for name, tensor in weights:
@@ -96,8 +107,9 @@ def _matched(places: WeightTargets, weights: Iterable[tuple[str, Tensor]]) -> It
         yield target, tensor
         for one in names:
             del missing[one]
-    if missing:
-        raise CheckpointError(f"checkpoint lacks {_listed(list(missing))}")
+    needed = [name for name in missing if name not in places.optional]
+    if needed:
+        raise CheckpointError(f"checkpoint lacks {_listed(needed)}")
     if unexpected:
         raise CheckpointError(f"checkpoint holds {_listed(unexpected)}, which this model has no place for")
 

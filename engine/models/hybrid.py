@@ -1,0 +1,300 @@
+"""Models with Mamba2 layers: Mamba2, Bamba, Nemotron-H and Granite-4-H are this one module, a list of residual layers.
+
+Letters: T tokens of the batch, L logits rows, V vocabulary, E hidden size, F feed-forward size, H query heads,
+G key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple, Unpack, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engine.attention.base import Attention, AttentionPlanner, HeadSizes, PlannerLimits
+from engine.batch import ForwardBatch
+from engine.device import Device
+from engine.errors import CheckpointError
+from engine.kernels import Kernels, make_kernels
+from engine.models.base import LayerCache, LayerState, PagedState
+from engine.models.checkpoint import damaged
+from engine.models.hybrid_config import AttentionConfig, HybridConfig, LayerKind, LayerSpec, MLPConfig
+from engine.models.hybrid_families import read_hybrid
+from engine.models.mamba2 import Mamba2Mixer, exact_dtype
+from engine.models.moe import MoE
+from engine.models.parts import Linear, Placement, RMSNorm, empty, split_targets
+from engine.models.rope import RopeConfig, inverse_frequencies
+from engine.models.weights import WeightTargets, fill_weights
+from engine.ssm import StateSpace, make_ssm
+
+Tables = tuple[Tensor, Tensor]
+"""Cosine and sine of the tokens' positions; of the angle 0 where positions are not told."""
+
+
+class Backends(NamedTuple):
+    """What a model computes with."""
+
+    attention: Attention
+    kernels: Kernels
+    ssm: StateSpace
+
+
+class HybridAttention(nn.Module):
+    """Projections and RoPE, if any, around the attention backend."""
+
+    def __init__(
+        self, config: AttentionConfig, hidden_size: int, backends: Backends, **placement: Unpack[Placement]
+    ) -> None:
+        super().__init__()
+        self.config, self.attention, self.kernels = config, backends.attention, backends.kernels
+        heads, kv_heads, size = config.num_heads, config.num_kv_heads, config.head_dim
+        self.qkv = Linear(hidden_size, (heads + 2 * kv_heads) * size, bias=config.bias, **placement)
+        self.out = Linear(heads * size, hidden_size, bias=config.bias, **placement)
+
+    def forward(self, x_TE: Tensor, norm: RMSNorm, tables: Tables, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """What goes into ``out``: the attention over ``norm`` of x; [T, H * D]."""
+        qkv_TYD = self.kernels.norm_linear(x_TE, norm, self.qkv.weight, self.qkv.bias).unflatten(
+            1, (-1, self.config.head_dim)
+        )
+        q_THD = self.kernels.rotate_and_append(qkv_TYD, None, tables, cache, batch.slots_T)
+        return self.attention.attend(q_THD, cache, batch, scale=self.config.scale).flatten(1)
+
+    def targets(self, prefix: str) -> dict[str, Tensor]:
+        """Where each checkpoint tensor goes; q, k and v are row ranges of the fused projection."""
+        config = self.config
+        rows = [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+        return {
+            **split_targets(self.qkv, rows, [f"{prefix}.{name}_proj" for name in "qkv"]),
+            **split_targets(self.out, [self.out.weight.shape[0]], [f"{prefix}.o_proj"]),
+        }
+
+
+class MLP(nn.Module):
+    """A feed-forward, with a gate or without."""
+
+    def __init__(self, config: MLPConfig, hidden_size: int, kernels: Kernels, **placement: Unpack[Placement]) -> None:
+        super().__init__()
+        self.config, self.kernels = config, kernels
+        parts = 2 if config.activation == "swiglu" else 1
+        self.up = Linear(hidden_size, parts * config.size, bias=config.bias, **placement)
+        self.out = Linear(config.size, hidden_size, bias=config.bias, **placement)
+
+    def forward(self, x_TE: Tensor, norm: RMSNorm) -> Tensor:
+        """What goes into ``out``; [T, F]."""
+        if self.config.activation == "swiglu":
+            return self.kernels.norm_swiglu(x_TE, norm, self.up)
+        up_TF = self.kernels.norm_linear(x_TE, norm, self.up.weight, self.up.bias)
+        return self.kernels.activate(up_TF, self.config.activation)
+
+    def targets(self, prefix: str) -> dict[str, Tensor]:
+        """Where each checkpoint tensor goes."""
+        names = self.config.up
+        rows = [self.up.weight.shape[0] // len(names)] * len(names)
+        return {
+            **split_targets(self.up, rows, [f"{prefix}.{name}" for name in names]),
+            **split_targets(self.out, [self.out.weight.shape[0]], [f"{prefix}.{self.config.down}"]),
+        }
+
+
+class ResidualLayer(nn.Module):
+    """``x + multiplier * mixer(norm(x))``."""
+
+    def __init__(
+        self, spec: LayerSpec, config: HybridConfig, backends: Backends, **placement: Unpack[Placement]
+    ) -> None:
+        super().__init__()
+        self.spec, self.kernels = spec, backends.kernels
+        self.multiplier = config.residual_multiplier
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, **placement)
+        self.mixer = _make_mixer(spec.kind, config, backends, **placement)
+
+    def forward(self, x_TE: Tensor, tables: Tables | None, batch: ForwardBatch, cache: LayerCache | None) -> Tensor:
+        """The stream behind the layer; the caller gives ``x`` up.
+
+        Args:
+            x_TE: The stream.
+            tables: For attention layers.
+            batch: What the forward reads.
+            cache: For layers with a state.
+        """
+        mixer = self.mixer
+        if isinstance(mixer, MoE):
+            return self._add(mixer(self.kernels.rms_norm(x_TE, self.norm), batch.is_real_T), x_TE)
+        if isinstance(mixer, MLP):
+            inner = mixer(x_TE, self.norm)
+        elif isinstance(mixer, Mamba2Mixer):
+            inner = mixer(x_TE, self.norm, batch, cache)
+        else:
+            inner = mixer(x_TE, self.norm, tables, batch, cache)
+        out = mixer.out
+        if self.multiplier == 1.0:
+            return self.kernels.linear_add(inner, out, x_TE)
+        return self._add(self.kernels.linear(inner, out.weight, out.bias), x_TE)
+
+    def _add(self, branch_TE: Tensor, x_TE: Tensor) -> Tensor:
+        return torch.add(x_TE, branch_TE, alpha=self.multiplier)
+
+    def targets(self) -> dict[str, Tensor]:
+        """Where each checkpoint tensor goes."""
+        return {self.spec.norm: self.norm.weight.data, **self.mixer.targets(self.spec.mixer)}
+
+
+def _make_mixer(
+    kind: LayerKind, config: HybridConfig, backends: Backends, **placement: Unpack[Placement]
+) -> Mamba2Mixer | HybridAttention | MLP | MoE:
+    if kind is LayerKind.MAMBA:
+        return Mamba2Mixer(config.mamba, backends.ssm, backends.kernels, **placement)
+    if kind is LayerKind.ATTENTION:
+        assert config.attention is not None
+        return HybridAttention(config.attention, config.hidden_size, backends, **placement)
+    if kind is LayerKind.MLP:
+        assert config.mlp is not None
+        return MLP(config.mlp, config.hidden_size, backends.kernels, **placement)
+    assert config.moe is not None
+    return MoE(config.moe, backends.kernels, config.moe_names, **placement)
+
+
+class HybridModel(nn.Module):
+    """Residual layers over paged caches and state slots; see :class:`engine.models.base.Model`.
+
+    Without attention layers it has no paged state at all, and reads neither block tables nor ``batch.slots_T``.
+    """
+
+    def __init__(self, config: HybridConfig, *, attention: Attention, **placement: Unpack[Placement]) -> None:
+        super().__init__()
+        self.config, self.dtype = config, placement["dtype"]
+        self.vocab_size, self.max_position = config.vocab_size, config.max_position
+        self.embedding = empty(config.vocab_size, config.hidden_size, **placement)
+        self.attention, self.kernels = attention, make_kernels(attention.name)
+        self.ssm = make_ssm(
+            "torch" if attention.name == "torch" else "auto", placement["device"].type, placement["dtype"]
+        )
+        backends = Backends(attention, self.kernels, self.ssm)
+        self.layers = nn.ModuleList(ResidualLayer(spec, config, backends, **placement) for spec in config.layers)
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps, **placement)
+        # None when tied: torch.jit refuses to trace a module that holds one parameter under two names.
+        self.head = None if config.tie_word_embeddings else empty(config.vocab_size, config.hidden_size, **placement)
+        kinds = [spec.kind for spec in config.layers]
+        self.wants_real_tokens = LayerKind.MOE in kinds
+        self.register_buffer("frequencies", self._frequencies(placement["device"]), persistent=False)
+
+    def _frequencies(self, device: torch.device) -> Tensor | None:
+        """What positions are multiplied by; zeros turn nothing, so that one kernel serves both kinds of attention."""
+        attention, dtype = self.config.attention, exact_dtype(self.dtype)
+        if attention is None:
+            return None
+        if attention.rope is None:
+            return torch.zeros(attention.head_dim // 2, dtype=dtype, device=device)
+        return inverse_frequencies(attention.rope, attention.head_dim, dtype, device)
+
+    @classmethod
+    def from_checkpoint_config(
+        cls, config: Mapping[str, Any], *, attention: Attention, **placement: Unpack[Placement]
+    ) -> HybridModel:
+        """Build with uninitialised weights from a parsed ``config.json``; CheckpointError if it cannot be."""
+        with damaged("its configuration"):
+            parsed = read_hybrid(config)
+        return cls(parsed, attention=attention, **placement)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy a checkpoint's tensors in; CheckpointError names what is missing, unexpected or misshapen."""
+        fill_weights(self.weight_targets(), weights)
+
+    def weight_targets(self) -> WeightTargets:
+        """Where each checkpoint tensor goes."""
+        config = self.config
+        targets = {config.embedding_name: self.embedding.data, config.final_norm_name: self.norm.weight.data}
+        ignored = r"mtp\..*|.*\.rotary_emb\.inv_freq"  # heads for drafting are not read
+        if self.head is None:
+            ignored += r"|lm_head\.weight"  # some tied files hold a copy; the config decides
+        else:
+            targets["lm_head.weight"] = self.head.data
+        fused: dict[str, tuple[Tensor, tuple[str, ...]]] = {}
+        for layer in self._layers():
+            targets.update(layer.targets())
+            if isinstance(layer.mixer, MoE):
+                fused.update(layer.mixer.fused(layer.spec.mixer))
+        return WeightTargets(targets, ignored, fused)
+
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """Refuse a checkpoint that would compute otherwise than this model: CheckpointError names what differs.
+
+        The limit on positions may be another, and so may the way that equal angles are written down.
+        """
+        with damaged("its configuration"):
+            other = read_hybrid(config)
+        for one in fields(HybridConfig):
+            mine, theirs = getattr(self.config, one.name), getattr(other, one.name)
+            if one.name != "max_position" and not _alike(mine, theirs):
+                raise CheckpointError(f"{one.name} must be the model's, {mine!r}, got {theirs!r}")
+
+    def cache_layout(self) -> Sequence[LayerState]:
+        """Keys and values of attention layers, slots of Mamba2 layers, in the order of the layers."""
+        found: list[LayerState] = []
+        for spec in self.config.layers:
+            if spec.kind is LayerKind.MAMBA:
+                found.append(self.config.mamba.slot_state(self.dtype))
+            elif spec.kind is LayerKind.ATTENTION:
+                assert self.config.attention is not None
+                shape = (self.config.attention.num_kv_heads, self.config.attention.head_dim)
+                found.append(PagedState(shapes=(shape, shape), dtypes=(self.dtype, self.dtype)))
+        return found
+
+    def make_planner(self, device: Device, limits: PlannerLimits) -> AttentionPlanner | None:
+        """See :class:`engine.models.base.PlansPrefill`; there may be no layer that attends."""
+        config = self.config.attention
+        if config is None:
+            return None
+        sizes = HeadSizes(config.num_heads, config.num_kv_heads, config.head_dim, self.dtype)
+        return self.attention.make_planner(device, limits, sizes)
+
+    def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
+        """Logits, shape [L, V], in the model's dtype."""
+        x_LE = self.stream(batch, caches).index_select(0, batch.logits_idx_L)
+        logits_LV = self.kernels.norm_linear(x_LE, self.norm, self.embedding if self.head is None else self.head)
+        return logits_LV if self.config.logits_divisor == 1.0 else logits_LV / self.config.logits_divisor
+
+    def stream(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
+        """[T, E] what the last layer leaves, before the last norm."""
+        x_TE = functional.embedding(batch.token_ids_T, self.embedding)
+        if self.config.embedding_multiplier != 1.0:
+            x_TE = x_TE * self.config.embedding_multiplier
+        tables, left = self._tables(batch), list(caches)
+        for layer in self._layers():
+            cache = left.pop(0) if layer.spec.kind in (LayerKind.MAMBA, LayerKind.ATTENTION) else None
+            x_TE = layer(x_TE, tables, batch, cache)
+        assert not left, "one cache a layer with a state"
+        return x_TE
+
+    def _tables(self, batch: ForwardBatch) -> Tables | None:
+        if self.config.attention is None:
+            return None
+        rope, frequencies = self.config.attention.rope, cast(Tensor, self.frequencies)
+        return self.kernels.rotation_tables(batch.positions_T, frequencies, rope.attention_factor if rope else 1.0)
+
+    def _layers(self) -> Iterable[ResidualLayer]:
+        return cast(Iterable[ResidualLayer], self.layers)
+
+
+def _alike(mine: Any, theirs: Any) -> bool:
+    """Equal but for what another file format may round."""
+    if isinstance(mine, float) and isinstance(theirs, float):
+        return math.isclose(mine, theirs, rel_tol=1e-6) or mine == theirs
+    if isinstance(mine, AttentionConfig) and isinstance(theirs, AttentionConfig):
+        rest = (one.name for one in fields(AttentionConfig) if one.name != "rope")
+        same = all(_alike(getattr(mine, name), getattr(theirs, name)) for name in rest)
+        return same and _turn_alike(mine.rope, theirs.rope, mine.head_dim)
+    return bool(mine == theirs)
+
+
+def _turn_alike(mine: RopeConfig | None, theirs: RopeConfig | None, head_dim: int) -> bool:
+    if mine is None or theirs is None:
+        return mine is theirs
+    angles = [inverse_frequencies(rope, head_dim, torch.float64, torch.device("cpu")) for rope in (mine, theirs)]
+    is_as_long = math.isclose(mine.attention_factor, theirs.attention_factor, rel_tol=1e-6)
+    is_as_wide = angles[0].shape == angles[1].shape
+    return is_as_long and is_as_wide and torch.allclose(angles[0], angles[1], rtol=1e-5, atol=0.0)

@@ -1,0 +1,125 @@
+"""Draft heads (multi-token prediction) as checkpoints store them: DeepSeek's and GLM's, MiMo's, Nemotron-H's.
+
+Head k at position p joins the normed hidden state of position p - 1 with the normed embedding of the token at p, and
+sends the sum through layers of its own; what its last norm leaves is its hidden state, from which head k + 1 goes on
+and the token at p + 1 is foretold. Embedding and output matrix are the model's. See :class:`DraftingModel` for what the
+engine asks for.
+
+Letters: T tokens, E hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from engine.errors import CheckpointError
+from engine.kernels import Kernels
+from engine.models.parts import Linear, Placement, RMSNorm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadNames:
+    """What one family calls the tensors around a head's layers; ``{head}`` is its number, from 0."""
+
+    prefix: str
+    token_norm: str
+    hidden_norm: str
+    project: str
+    final_norm: str
+    is_hidden_first: bool = False
+    """Whether the projection takes [hidden | embedding] rather than [embedding | hidden]."""
+    copies: str | None = None
+    """Regular expression of tensors that files hold besides: copies of the model's embedding and output matrix."""
+
+
+DEEPSEEK = HeadNames(
+    prefix="model.layers.{number}",
+    token_norm="enorm",
+    hidden_norm="hnorm",
+    project="eh_proj",
+    final_norm="shared_head.norm",
+    copies=r"model\.layers\.\d+\.(embed_tokens|shared_head\.head)\.weight",
+)
+"""``{number}`` counts on from the model's layers."""
+MIMO = HeadNames(
+    prefix="model.mtp_layers.{head}",
+    token_norm="token_layernorm",
+    hidden_norm="hidden_layernorm",
+    project="input_proj",
+    final_norm="final_layernorm",
+    is_hidden_first=True,
+)
+
+
+class DraftHead(nn.Module):
+    """Everything of a head but its layers' own names and caches.
+
+    Args:
+        size: E.
+        eps: Of the norms.
+        layers: What the joined input goes through.
+        is_hidden_first: See :class:`HeadNames`.
+        kernels: Norms and projections.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        eps: float,
+        layers: Sequence[nn.Module],
+        *,
+        is_hidden_first: bool,
+        kernels: Kernels,
+        **placement: Unpack[Placement],
+    ) -> None:
+        super().__init__()
+        self.kernels, self.is_hidden_first = kernels, is_hidden_first
+        self.token_norm = RMSNorm(size, eps, **placement)
+        self.hidden_norm = RMSNorm(size, eps, **placement)
+        self.project = Linear(2 * size, size, bias=False, **placement)
+        self.layers = nn.ModuleList(layers)
+        self.norm = RMSNorm(size, eps, **placement)
+
+    def join(self, embedded_TE: Tensor, before_TE: Tensor) -> Tensor:
+        """What the layers begin with, [T, E]."""
+        token_TE = self.kernels.rms_norm(embedded_TE, self.token_norm)
+        hidden_TE = self.kernels.rms_norm(before_TE.to(embedded_TE.dtype), self.hidden_norm)
+        pair = (hidden_TE, token_TE) if self.is_hidden_first else (token_TE, hidden_TE)
+        return self.kernels.linear(torch.cat(pair, dim=1), self.project.weight)
+
+    def finish(self, x_TE: Tensor) -> Tensor:
+        """The head's hidden state, [T, E]."""
+        return self.kernels.rms_norm(x_TE, self.norm)
+
+    def targets(self, names: HeadNames, *, head: int, number: int) -> dict[str, Tensor]:
+        """Where the tensors around the layers go."""
+        prefix = names.prefix.format(head=head, number=number)
+        return {
+            f"{prefix}.{names.token_norm}.weight": self.token_norm.weight.data,
+            f"{prefix}.{names.hidden_norm}.weight": self.hidden_norm.weight.data,
+            f"{prefix}.{names.project}.weight": self.project.weight.data,
+            f"{prefix}.{names.final_norm}.weight": self.norm.weight.data,
+        }
+
+
+def heads_present(groups: Sequence[frozenset[str]], absent: Iterable[str]) -> int:
+    """How many heads a checkpoint holds, the first ones.
+
+    Args:
+        groups: Names of each head's tensors.
+        absent: Names that the checkpoint lacks.
+
+    Raises:
+        CheckpointError: it holds a part of a head, or one behind a head that it lacks.
+    """
+    lacking = frozenset(absent)
+    count = next((head for head, names in enumerate(groups) if names & lacking), len(groups))
+    for head, names in enumerate(groups[count:], count):
+        if names - lacking:
+            raise CheckpointError(f"checkpoint lacks {min(names & lacking or names)} of draft head {head}")
+    return count

@@ -1,0 +1,310 @@
+"""Draft heads of MiMo and GLM-4-MoE: what they foretell, against a straight-line reference made of transformers' layers.
+
+A head that is wired wrongly passes every test of equal outputs, since acceptance changes no token; so its logits are
+compared, and its acceptance with that of the same head told the true text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from engine import EngineConfig, SamplingParams
+from engine.engine import Engine
+from engine.errors import CheckpointError, ConfigError
+from engine.models.loader import LoadedModel, load_model
+from engine.request import RequestOutput
+from tests.checkpoints import edit_config, randomise, write_checkpoint
+from tests.teacher import CLOSE, check_against_transformers, text_of
+
+CPU = torch.device("cpu")
+GREEDY = SamplingParams(max_tokens=14, temperature=0.0, ignore_eos=True, logprobs=1)
+PROMPTS = [[5, 6, 7, 8, 9], [11] * 16, [3, 1, 4, 1, 5, 9, 2, 6] * 4 + [7], [12]]
+MIMO_CHANGES: dict[str, Any] = {"head_dim": 16}
+GLM4_CHANGES: dict[str, Any] = {
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "head_dim": 16,
+}
+
+
+@dataclass
+class Family:
+    """A checkpoint with heads, and what its parts are called."""
+
+    folder: Path
+    reference: Path
+    """The same without heads, for transformers."""
+    prefixes: tuple[str, ...]
+    names: dict[str, str]
+    is_hidden_first: bool
+
+
+def write_mimo(folder: Path, num_heads: int = 1) -> Family:
+    reference = write_checkpoint(folder / "reference", "Qwen2ForCausalLM", **MIMO_CHANGES)
+    own = write_checkpoint(folder / "own", "Qwen2ForCausalLM", old_keys=True, **MIMO_CHANGES)
+    edit_config(
+        own,
+        architectures=["MiMoForCausalLM"],
+        model_type="mimo",
+        num_nextn_predict_layers=num_heads,
+        use_sliding_window=False,
+        layer_types=...,
+    )
+    names = {"token": "token_layernorm", "hidden": "hidden_layernorm", "project": "input_proj"}
+    names |= {"final": "final_layernorm"}
+    family = Family(own, reference, tuple(f"model.mtp_layers.{i}" for i in range(num_heads)), names, True)
+    add_heads(family)
+    return family
+
+
+def write_glm4(folder: Path, num_heads: int = 1) -> Family:
+    reference = write_checkpoint(folder / "reference", "Glm4MoeForCausalLM", **GLM4_CHANGES)
+    own = write_checkpoint(folder / "own", "Glm4MoeForCausalLM", **GLM4_CHANGES)
+    edit_config(own, num_nextn_predict_layers=num_heads)
+    names = {"token": "enorm", "hidden": "hnorm", "project": "eh_proj", "final": "shared_head.norm"}
+    family = Family(own, reference, tuple(f"model.layers.{3 + i}" for i in range(num_heads)), names, False)
+    add_heads(family, copies=("embed_tokens", "shared_head.head"))
+    return family
+
+
+WRITERS = {"mimo": write_mimo, "glm4": write_glm4}
+
+
+def add_heads(family: Family, copies: tuple[str, ...] = ()) -> None:
+    """Random heads, whose layer has the names and shapes of the model's last one."""
+    path = family.folder / "model.safetensors"
+    weights = load_file(path)
+    for number, prefix in enumerate(family.prefixes):
+        shapes = {name.removeprefix("model.layers.2."): t.shape for name, t in weights.items() if ".layers.2." in name}
+        shapes |= {f"{family.names[one]}.weight": torch.Size([64]) for one in ("token", "hidden", "final")}
+        shapes[f"{family.names['project']}.weight"] = torch.Size([64, 128])
+        holder = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(torch.empty(s)) for name, s in shapes.items()})
+        randomise(holder, seed=number + 7)
+        weights |= {f"{prefix}.{name.replace('/', '.')}": p.detach() for name, p in holder.items()}
+        for copy in copies:
+            weights[f"{prefix}.{copy}.weight"] = weights["model.embed_tokens.weight"].clone()
+    save_file(weights, path)
+
+
+def reference_logits(family: Family, text: list[int], head: int) -> Tensor:
+    """[len(text) - head - 1, V]: row i tells of the token at i + head + 2, by one head after another on the true text.
+
+    The layers are transformers' own, run without a cache over the whole text.
+    """
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(family.reference, attn_implementation="eager").eval()
+    weights = load_file(family.folder / "model.safetensors")
+    ids = torch.tensor(text)
+    eps = getattr(model.config, "rms_norm_eps", 1e-6)
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weights[f"{name}.weight"]
+
+    with torch.no_grad():
+        hidden = model.model(ids[None], use_cache=False).last_hidden_state[0]
+        for depth, prefix in enumerate(family.prefixes[: head + 1]):
+            before, following = hidden[: len(text) - 1 - depth], ids[depth + 1 :]
+            token = norm(model.model.embed_tokens(following), f"{prefix}.{family.names['token']}")
+            state = norm(before, f"{prefix}.{family.names['hidden']}")
+            pair = [state, token] if family.is_hidden_first else [token, state]
+            x = torch.cat(pair, dim=1) @ weights[f"{prefix}.{family.names['project']}.weight"].T
+            layer = model.model.layers[2]
+            own = {n.removeprefix(f"{prefix}."): t for n, t in weights.items() if n.startswith(f"{prefix}.")}
+            load_layer(layer, own)
+            places = torch.arange(x.shape[0])[None]
+            mask = torch.full((x.shape[0], x.shape[0]), float("-inf")).triu(1)[None, None]
+            turns = model.model.rotary_emb(x[None], places)
+            out = layer(x[None], attention_mask=mask, position_embeddings=turns, position_ids=places)
+            out = out[0] if isinstance(out, tuple) else out
+            hidden = norm(out.reshape(x.shape), f"{prefix}.{family.names['final']}")
+        logits: Tensor = model.lm_head(hidden)
+        return logits
+
+
+def load_layer(layer: nn.Module, own: dict[str, Tensor]) -> None:
+    """Into transformers' layer, whose experts are fused."""
+    wanted = layer.state_dict()
+    for name, target in wanted.items():
+        if name in own:
+            target.copy_(own[name])
+        elif name == "mlp.experts.gate_up_proj":
+            for expert in range(target.shape[0]):
+                parts = [own[f"mlp.experts.{expert}.{one}_proj.weight"] for one in ("gate", "up")]
+                target[expert].copy_(torch.cat(parts))
+        elif name == "mlp.experts.down_proj":
+            for expert in range(target.shape[0]):
+                target[expert].copy_(own[f"mlp.experts.{expert}.down_proj.weight"])
+        else:
+            raise AssertionError(f"nobody fills {name}")
+
+
+class Watched:
+    """An engine on the inline device that keeps the logits its heads draft from."""
+
+    def __init__(self, loaded: LoadedModel, drafts: int, **options: Any) -> None:
+        limits: dict[str, Any] = {"max_requests": 4, "max_batch_tokens": 64, "max_sequence_length": 64}
+        config = {"device": "inline", "debug_invariants": True, "num_blocks": 40, "speculative_tokens": drafts}
+        self.engine = Engine(loaded, EngineConfig(**{**limits, **config, **options}))
+        self.told: list[tuple[str, int, int, Tensor]] = []
+        """Request, tokens known, head, logits."""
+        if drafts:
+            self._watch(loaded.model)
+
+    def _watch(self, model: Any) -> None:
+        speculator = self.engine.runner.speculator
+        assert speculator is not None
+        draw, launch = model.draft_logits, speculator.launch_draft
+        now: list[Any] = []
+
+        def launch_draft(verified: Any, table: Any, caches: Any) -> None:
+            requests = table.requests[verified.first_row : verified.first_row + verified.num_rows]
+            lengths = self.engine.runner.columns.length[verified.first_row :].tolist()  # type: ignore[index]
+            now[:] = [(request.request_id, lengths[i]) for i, request in enumerate(requests)]
+            launch(verified, table, caches)
+
+        def draft_logits(head: int, hidden_LE: Tensor) -> Tensor:
+            logits: Tensor = draw(head, hidden_LE)
+            self.told += [(name, known, head, logits[i]) for i, (name, known) in enumerate(now)]
+            return logits
+
+        speculator.launch_draft = launch_draft  # type: ignore[method-assign]
+        speculator._model = _Overridden(model, draft_logits)  # type: ignore[assignment]
+
+    def serve(self, params: SamplingParams = GREEDY) -> list[RequestOutput]:
+        return self.engine.generate(PROMPTS, params)
+
+
+class _Overridden:
+    """A model one of whose methods is another."""
+
+    def __init__(self, model: Any, draft_logits: Any) -> None:
+        self._model = model
+        self.draft_logits = draft_logits
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+@pytest.fixture(params=["mimo", "glm4"])
+def family(request: pytest.FixtureRequest, tmp_path: Path) -> Family:
+    return WRITERS[request.param](tmp_path)
+
+
+class TestOneHead:
+    def test_is_loaded_with_the_model(self, family: Family) -> None:
+        loaded = load_model(family.folder, device=CPU)
+
+        assert loaded.model.num_draft_heads == 1  # type: ignore[attr-defined]
+
+    def test_changes_no_token_and_transformers_agrees(self, family: Family) -> None:
+        loaded = load_model(family.folder, device=CPU)
+
+        plain = Watched(loaded, 0).serve()
+        drafted = Watched(loaded, 1).serve()
+
+        assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+        check_against_transformers(family.reference, drafted)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"mode": "legacy"},
+            {"chunked_prefill": True, "max_batch_tokens": 12},
+            {"prefix_caching": True},
+            {"graphs": (4, 8), "graph_non_decode": False},
+        ],
+        ids=lambda options: next(iter(options), "async"),
+    )
+    def test_foretells_what_the_straight_line_does(self, family: Family, options: dict[str, Any]) -> None:
+        loaded = load_model(family.folder, device=CPU)
+        watched = Watched(loaded, 1, **options)
+
+        outputs = watched.serve()
+        outputs += watched.serve() if "prefix_caching" in options else []
+
+        if "prefix_caching" in options:
+            assert watched.engine.counters.prefix_hit_tokens > 0
+        check_drafts(family, outputs, watched, heads=1)
+
+
+class TestTwoHeads:
+    @pytest.mark.parametrize("name", ["mimo", "glm4"])
+    def test_the_second_goes_on_from_the_first(self, name: str, tmp_path: Path) -> None:
+        family = WRITERS[name](tmp_path, 2)
+        loaded = load_model(family.folder, device=CPU)
+        watched = Watched(loaded, 2)
+
+        outputs = watched.serve()
+
+        assert [one.token_ids for one in outputs] == [one.token_ids for one in Watched(loaded, 0).serve()]
+        check_drafts(family, outputs, watched, heads=2)
+
+    def test_more_drafts_than_heads_are_refused(self, tmp_path: Path) -> None:
+        loaded = load_model(write_mimo(tmp_path).folder, device=CPU)
+
+        with pytest.raises(ConfigError, match="has 1 draft head; use at most 1"):
+            Watched(loaded, 2)
+
+
+class TestFiles:
+    def test_heads_that_a_file_lacks_are_none(self, family: Family) -> None:
+        path = family.folder / "model.safetensors"
+        save_file({n: t for n, t in load_file(path).items() if not n.startswith(family.prefixes)}, path)
+        loaded = load_model(family.folder, device=CPU)
+
+        assert loaded.model.num_draft_heads == 0  # type: ignore[attr-defined]
+        with pytest.raises(ConfigError, match="has no draft heads; use 0, or a model with MTP layers"):
+            Watched(loaded, 1)
+
+    def test_half_a_head_is_an_error_that_names_what_lacks(self, family: Family) -> None:
+        path, missing = family.folder / "model.safetensors", f"{family.prefixes[0]}.{family.names['project']}.weight"
+        save_file({n: t for n, t in load_file(path).items() if n != missing}, path)
+
+        with pytest.raises(CheckpointError, match=missing.replace(".", r"\.")):
+            load_model(family.folder, device=CPU)
+
+    def test_a_live_engine_takes_new_heads_and_none_without(self, family: Family) -> None:
+        engine = Watched(load_model(family.folder, device=CPU), 1).engine
+        path = family.folder / "model.safetensors"
+        weights = load_file(path)
+        engine.suspend("recompute")
+
+        engine.load_weights(family.folder)
+        save_file({n: t for n, t in weights.items() if not n.startswith(family.prefixes)}, path)
+        with pytest.raises(CheckpointError, match="lacks"):
+            engine.load_weights(family.folder)
+
+
+def check_drafts(family: Family, outputs: list[RequestOutput], watched: Watched, *, heads: int) -> None:
+    """Draft logits are the reference's, wherever drafts before them were right; and so is acceptance."""
+    texts = {output.request_id: text_of(output) for output in outputs}
+    reference = {name: [reference_logits(family, text, head) for head in range(heads)] for name, text in texts.items()}
+    compared, accepted = 0, [0] * heads
+    right: dict[tuple[str, int], int] = {}
+    for name, known, head, logits in watched.told:
+        text = texts[name]
+        row = known - 2  # told of the token behind the newest, head by head
+        if row >= len(reference[name][head]) or right.get((name, known), 0) < head:
+            continue  # behind the end, or what it goes on from was another token
+        expected = reference[name][head][row]
+        assert torch.allclose(logits, expected, atol=CLOSE * 10, rtol=0), (name, known, head)
+        compared += 1
+        place = known + head
+        if place < len(text) and int(logits.argmax()) == text[place]:
+            right[name, known] = head + 1
+            accepted[head] += 1
+    assert compared > 20
+    told = watched.engine.counters.drafts_accepted
+    for head in range(heads):
+        assert accepted[head] == told[head], (head, accepted, told)
