@@ -233,13 +233,10 @@ class DeviceColumns:
         """Rows ``[first, end)`` of both matrices, as views."""
         return RowColumns(self.ints[first:end], self.floats[first:end])
 
-    def sampling_rows(self, first: int, end: int, needs: SamplingNeeds) -> SamplingRows:
-        """What the sampler reads of rows ``[first, end)``: views, wide columns only where ``needs`` says so."""
-        ints, floats = self.ints[first:end], self.floats[first:end]
-
-        def wide(column: Tensor | None, needed: bool) -> Tensor | None:
-            return column[first:end] if needed and column is not None else None
-
+    @staticmethod
+    def plain_rows(rows: RowColumns) -> SamplingRows:
+        """What the sampler reads of plain rows."""
+        ints, floats = rows
         return SamplingRows(
             temperature=floats[:, TEMPERATURE],
             top_k=ints[:, TOP_K],
@@ -251,6 +248,16 @@ class DeviceColumns:
             presence=floats[:, PRESENCE],
             frequency=floats[:, FREQUENCY],
             repetition=floats[:, REPETITION],
+        )
+
+    def sampling_rows(self, first: int, end: int, needs: SamplingNeeds) -> SamplingRows:
+        """What the sampler reads of rows ``[first, end)``: views, wide columns only where ``needs`` says so."""
+        plain = self.plain_rows(self.rows(first, end))
+
+        def wide(column: Tensor | None, needed: bool) -> Tensor | None:
+            return column[first:end] if needed and column is not None else None
+
+        return plain._replace(
             stop_ids=wide(self.stop_ids, needs.min_tokens),
             bias_ids=wide(self.bias_ids, needs.bias),
             bias_values=wide(self.bias_values, needs.bias),

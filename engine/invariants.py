@@ -1,8 +1,10 @@
 """Checks that run at every phase border in debug mode and in all tests. Numbers are those of docs/invariants.md.
 
-They read host state: here what iterations may do, in ``engine/invariants_rows.py`` what the table holds. What lies on
-the device is checked in ``engine/invariants_device.py``. A failure is a fault of the engine, or of a policy passed to
-it. Requests are few in tests, so plain Python is faster here than numpy.
+They read host state: here what iterations may do, in ``engine/invariants_rows.py`` what the table holds, in
+``engine/invariants_results.py`` who gets which token. What lies on the device is checked in
+``engine/invariants_device.py``, recurrent states and what drafting leaves in the caches in
+``engine/invariants_states.py``. A failure is a fault of the engine, or of a policy passed to it. Requests are few in
+tests, so plain Python is faster here than numpy.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from engine.cache.prefix_pool import PrefixPool
 from engine.graph_gate import COMES_BACK, CONTINUING_CHUNK, is_gated
-from engine.invariants_device import check_device, compare_device, poison_void, require
+from engine.invariants_device import check_device, compare_device, drawn_tokens, poison_void, require
+from engine.invariants_results import check_results
 from engine.invariants_rows import (
     LiveRows,
     Standing,
@@ -21,12 +24,10 @@ from engine.invariants_rows import (
     check_row_lengths,
     check_rows,
 )
-from engine.phases import Order, Phase, Reason
+from engine.phases import VERIFICATION, Order, Phase, Reason
 from engine.plan import batch_rows_of
-from engine.request import Request
-from engine.resolution import end_of
 from engine.results import PendingForward
-from engine.step_function import FROM_SAMPLE
+from engine.step_function import FROM_DRAFT, FROM_SAMPLE
 
 if TYPE_CHECKING:
     from engine.controller import Border, Controller, Iteration
@@ -59,7 +60,7 @@ def check_border(engine: Engine, border: Border) -> None:
     check_counters(engine, border)
     if engine.device.kind == "inline" and not standing.is_staged:
         engine.device.raise_error()  # all else that there would be to wait for has run
-        compare_device(engine, rows, standing.unresolved)
+        compare_device(engine, rows, drawn_tokens(border.iteration) if standing.unresolved else {})
     poison_void(engine, border)
 
 
@@ -107,19 +108,26 @@ def check_order(controller: Controller, border: Border, standing: Standing, rows
     if border.side == "after" and border.phase is Phase.FORWARD and Phase.ADMIT in done:
         is_left = table.num_active > 0 and iteration.launched is None and not iteration.order.is_overlap
         require(not is_left, "I27", "rows were left without a forward")
-    if iteration.order is Order.OVERLAP:
+    if iteration.order in (Order.OVERLAP, Order.MTP_OVERLAP):
         require(not iteration.admitted, "I28", "admission in an overlap iteration")
         if Phase.PREPARE in done or not controller.resolved.config.overlap_admission:
             require(not any(rows.is_prefill), "I28", "a prefill row in an overlap iteration")
     if iteration.order.is_overlap:
         require(table.num_paused == 0, "I28", "a paused row in an overlap iteration")
-        require(Phase.SAMPLE not in done or iteration.consumed is not None, "I28", "overlap without a pending forward")
-        require(Phase.FORWARD not in done or Phase.SAMPLE in done, "I31", "a forward ahead of the sampling it follows")
+        is_drawn = Phase.SAMPLE in done or Phase.VERIFY in done
+        require(not is_drawn or iteration.consumed is not None, "I28", "overlap without a pending forward")
+        require(Phase.FORWARD not in done or is_drawn, "I31", "a forward ahead of the sampling it follows")
         require(Phase.RESOLVE not in done or Phase.FORWARD in done, "I33", "a wait before the next forward is enqueued")
     if iteration.order is Order.PRIMER:
         require(not iteration.outputs and iteration.new_tokens == 0, "I35", "a primer emitted something")
         require(iteration.consumed is None, "I35", "a primer while a forward was pending")
-    if border.side == "before" and border.phase is Phase.SAMPLE and controller.pending is not None:
+    if Phase.VERIFY in iteration.order.phases:
+        is_whole = Phase.RESOLVE not in done or all(phase in done for phase in VERIFICATION)
+        require(is_whole, "I31", "drafts resolved that were not verified and rewound, or not drafted anew")
+        is_behind = iteration.mode == "legacy" or Phase.PREPARE not in done or Phase.REWIND in done
+        require(is_behind, "I8", "lengths advanced before rejected drafts were taken out")
+    is_next = border.side == "before" and border.phase in (Phase.SAMPLE, Phase.VERIFY)
+    if is_next and controller.pending is not None:
         _check_sampled_rows(controller, iteration)
     if border.side == "after" and (border.phase is Phase.RESOLVE or (border.phase is Phase.ADMIT and may_release)):
         aborted = [r.request_id for r in table.live_requests() if r.abort_requested]
@@ -184,14 +192,7 @@ def check_staged(engine: Engine, iteration: Iteration, rows: LiveRows) -> None:
     lengths, counts = fields["kv_len"][at].tolist(), fields["query_len"][at].tolist()
     is_same = lengths == [rows.kv_len[row] for row in planned]
     require(is_same, "I29", "lengths changed between prepare and forward")
-    last = fields["query_start"][at] + fields["query_len"][at] - 1
-    is_newest = fields["positions"][last].tolist() == [length - 1 for length in lengths]
-    require(is_newest, "I32", "a row's newest token at a wrong position")
-    is_asked = fields["logits_idx"][: len(planned)].tolist() == last.tolist()
-    require(is_asked, "I32", "logits of a wrong token are asked for")
-    newest = zip(planned, fields["token_ids"][last].tolist(), strict=True)
-    is_read = all(token == FROM_SAMPLE for row, token in newest if not rows.is_prefill[row])
-    require(is_read, "I32", "a decode row reads no sampled token")
+    _check_reads(engine, iteration, rows, lengths)
     require(sum(counts) == dims.num_tokens, "I4", "query tokens do not sum up")
     if isinstance(engine.pool, PrefixPool):
         check_own_blocks(engine, rows, plan.table_rows)
@@ -200,72 +201,33 @@ def check_staged(engine: Engine, iteration: Iteration, rows: LiveRows) -> None:
             _check_chunk(engine, rows, row, count)
 
 
+def _check_reads(engine: Engine, iteration: Iteration, rows: LiveRows, lengths: list[int]) -> None:
+    """I32: decode rows read their newest token and the drafts behind it, and logits are asked of each of these."""
+    plan, width = iteration.plan, engine.config.decode_width
+    assert plan is not None
+    planned, fields = plan.table_rows.tolist(), plan.half.fields
+    at = batch_rows_of(plan.dims, plan.shape)
+    last = (fields["query_start"][at] + fields["query_len"][at] - 1).tolist()
+    is_newest = fields["positions"][last].tolist() == [length - 1 for length in lengths]
+    require(is_newest, "I32", "a row's newest token at a wrong position")
+    asked: list[int] = []
+    for row, end in zip(planned, last, strict=True):
+        first = end if rows.is_prefill[row] else end - width + 1
+        asked += range(first, end + 1)
+        if not rows.is_prefill[row]:
+            ids = fields["token_ids"][first : end + 1].tolist()
+            wanted = [FROM_SAMPLE, *(FROM_DRAFT - i for i in range(width - 1))]
+            require(ids == wanted, "I32", "row {}: a decode row reads {} and not its newest token and drafts", row, ids)
+    is_asked = fields["logits_idx"][: len(asked)].tolist() == asked
+    require(is_asked, "I32", "logits of a wrong token are asked for")
+
+
 def _check_chunk(engine: Engine, rows: LiveRows, row: int, count: int) -> None:
     """I48: neither a chunk nor what it leaves is one token."""
     length, left = rows.prompt_len[row], rows.prompt_len[row] - rows.chunk_end[row]
     is_all = rows.chunk_done[row] % engine.config.block_size == 0 and left == 0  # all that a prefix left over
     require(count != 1 or length == 1 or is_all, "I48", "row {}: a chunk of one token of {}", row, length)
     require(left != 1, "I48", "row {}: a chunk that leaves one token of {}", row, length)
-
-
-def check_results(engine: Engine, border: Border) -> None:
-    """I26, I40, I42, I43 after a phase: who took the sampled tokens, and who ended."""
-    iteration = border.iteration
-    sampled = iteration.sampled
-    if border.phase is Phase.SAMPLE and sampled is not None:
-        consumed = sampled.pending
-        owners, first = zip(consumed.table_rows.tolist(), consumed.keys.tolist(), strict=True), sampled.first_row
-        rows = sorted(row for row, key in owners if row >= 0 and key != consumed.partial_key)
-        require(len(rows) == sampled.num_rows, "I26", "a row sampled twice or never")
-        require(rows == list(range(first, first + len(rows))), "I26", "rows {} were not the ones sampled", rows)
-        for request in engine.table.requests[sampled.first_row : sampled.first_row + sampled.num_rows]:
-            require(request is not None and request.finish_reason is None, "I26", "an ended request was sampled")
-    if border.phase is Phase.RESOLVE:
-        _check_resolved(engine, iteration)
-    if border.phase is Phase.EMIT:
-        finished = [output.request_id for output in iteration.outputs if output.finished]
-        require(len(set(finished)) == len(finished), "I43", "two last outputs of one request: {}", finished)
-        ended = {request.key for request in iteration.ended}
-        require(len(finished) >= len(ended), "I43", "{} requests ended, {} last outputs", len(ended), len(finished))
-        left = [request.request_id for request in iteration.ended if engine._live.get(request.request_id) is request]
-        require(not left, "I43", "ended requests are still live: {}", left)
-
-
-def _check_resolved(engine: Engine, iteration: Iteration) -> None:
-    advanced = [request.key for request in iteration.advanced]
-    require(len(set(advanced)) == len(advanced) == iteration.new_tokens, "I60", "tokens and advanced requests differ")
-    failed = {request.key for request in iteration.ended if request.finish_reason in ("abort", "error")}
-    if iteration.sampled is not None:
-        drawn = set(iteration.sampled.keys.tolist())
-        require(set(advanced) <= drawn, "I26", "a request got a token that was not drawn for it")
-        require(drawn <= set(advanced) | failed, "I26", "a drawn token reached nobody")
-    ended = {request.key for request in iteration.ended}
-    for request in iteration.advanced:
-        _check_end(request, request.key in ended, engine.resolved.eos_token_ids)
-        if request.params.logprobs is not None and request.logprobs:
-            _check_logprobs(request, engine.resolved.vocab_size)
-
-
-def _check_end(request: Request, has_ended: bool, eos: tuple[int, ...]) -> None:
-    end = end_of(request, eos)
-    name = request.request_id
-    if request.finish_reason not in ("abort", "error"):
-        require((end is not None) == has_ended, "I42", "{}: should end with {}, ended: {}", name, end, has_ended)
-        require(
-            end is None or end[0] == request.finish_reason, "I43", "{}: {} but {}", name, end, request.finish_reason
-        )
-    require(not has_ended or request.row is None, "I58", "{} ended and keeps its row", name)
-
-
-def _check_logprobs(request: Request, vocab_size: int) -> None:
-    row, count = request.logprobs[-1], request.params.logprobs or 0
-    ids, values = list(row), list(row.values())
-    require(ids[0] == request.output_ids[-1], "I40", "{}: log probabilities of another token", request.request_id)
-    top = min(count, vocab_size)
-    require(top <= len(ids) <= top + 1, "I40", "{}: {} entries, {} asked for", request.request_id, len(ids), top)
-    rest = values[1:]
-    require(rest == sorted(rest, reverse=True), "I40", "{}: entries are not sorted", request.request_id)
-    require(all(value <= 1e-6 for value in values), "I40", "{}: a probability above 1: {}", request.request_id, values)
 
 
 def check_counters(engine: Engine, border: Border) -> None:
@@ -304,6 +266,22 @@ def check_counters(engine: Engine, border: Border) -> None:
         require(counters.compaction_steps <= counters.overlap_steps, "I36", "more compactions than overlap steps")
         require(counters.wasted.total() == counters.rows_dropped, "I36", "wasted rows and their causes differ")
         require(counters.generated_tokens <= counters.sampled_rows, "I60", "more tokens than sampled rows")
+        _check_acceptance(engine)
+
+
+def _check_acceptance(engine: Engine) -> None:
+    """I41: of the drafts at a place no more are accepted than were proposed, nor than at the place before."""
+    counters, drafts = engine.counters, engine.config.speculative_tokens
+    proposed = [counters.drafts_proposed[place] for place in range(drafts)]
+    accepted = [counters.drafts_accepted[place] for place in range(drafts)]
+    require(len(set(proposed)) <= 1, "I41", "drafts are proposed at all places or none, not {}", proposed)
+    is_falling = accepted == sorted(accepted, reverse=True) and max(accepted, default=0) <= max(proposed, default=0)
+    require(is_falling, "I41", "accepted drafts {} of {}", accepted, proposed)
+    require(counters.drafts_proposed.total() == sum(proposed), "I41", "drafts at places that nobody drafts")
+    for request in engine.table.live_requests():
+        made = len(request.output_ids)
+        is_told = 0 <= request.num_accepted <= min(request.num_drafted, made)
+        require(is_told, "I41", "{}: {} of {} drafts", request.request_id, request.num_accepted, request.num_drafted)
 
 
 def _rows_left(pending: PendingForward) -> list[int]:

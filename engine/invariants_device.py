@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,7 +17,7 @@ from engine.phases import Phase
 from engine.request import Request
 
 if TYPE_CHECKING:
-    from engine.controller import Border
+    from engine.controller import Border, Iteration
     from engine.engine import Engine
     from engine.invariants_rows import LiveRows
 
@@ -43,52 +44,72 @@ def check_device(engine: Engine) -> None:
     from engine.invariants_rows import LiveRows  # it reads this module
 
     engine.device.synchronize()
-    compare_device(engine, LiveRows.of(engine.table), range(0))
+    compare_device(engine, LiveRows.of(engine.table), {})
 
 
-def compare_device(engine: Engine, rows: LiveRows, unresolved: range) -> None:
+def drawn_tokens(iteration: Iteration) -> dict[int, list[int]]:
+    """By table row, the tokens drawn for it and not resolved yet: those that the device knows more than the host.
+
+    Only where the device has done what was launched, and not behind resolve.
+    """
+    verified, sampled = iteration.verified, iteration.sampled
+    if verified is not None:
+        steps = np.stack([step.ints_view[0, : verified.num_rows] for step in verified.buffers.steps], axis=1).tolist()
+        counts = (verified.buffers.accepted_view[: verified.num_rows] + 1).tolist()
+        return {verified.first_row + i: steps[i][:count] for i, count in enumerate(counts)}
+    if sampled is not None:
+        tokens = sampled.buffers.ints_view[0, : sampled.num_rows].tolist()
+        return {row: [token] for row, token in enumerate(tokens, sampled.first_row)}
+    return {}
+
+
+def compare_device(engine: Engine, rows: LiveRows, drawn: Mapping[int, Sequence[int]]) -> None:
     """As :func:`check_device`, on a device that is idle.
 
     Args:
         engine: As there.
         rows: Its table's, as they are now.
-        unresolved: Rows between sample and resolve, of which the device knows one token more than the host.
+        drawn: As :func:`drawn_tokens`; nothing where all is resolved.
     """
     columns, block_size = engine.runner.columns, engine.config.block_size
     block_table: list[list[int]] = columns.block_table.cpu().numpy().tolist()
-    dummy, width = columns.dummy_block, len(block_table[0])
+    dummy, width, drafts = columns.dummy_block, len(block_table[0]), engine.config.speculative_tokens
     require(block_table[columns.dummy_row] == [dummy] * width, "I51", "the dummy row names a real block")
     ints, floats = columns.ints.cpu().numpy().tolist(), columns.floats.cpu().numpy().tolist()
+    lengths = None if columns.length is None else columns.length.tolist()
     for row, request in enumerate(rows.requests):
         kv_len = rows.kv_len[row]
         if kv_len == 0:
             continue  # placed, not published yet
         assert request is not None
         # Blocks of a chunk that was placed are published with its forward.
-        count = -(-kv_len // block_size) if rows.is_prefill[row] else rows.block_count[row]
+        count = -(-(kv_len + drafts) // block_size) if rows.is_prefill[row] else rows.block_count[row]
         held, wanted = block_table[row], rows.block_ids[row][:count]
         require(held[:count] == wanted, "I11", "row {}: device blocks {}, host blocks {}", row, held, wanted)
         is_empty = held.count(dummy) == width - count
         require(is_empty, "I3", "row {}: stale blocks on the device: {}", row, held)
-        is_sampled = row in unresolved
-        _check_numbers(row, request, ints[row], floats[row], is_sampled)
-        if not is_sampled and not rows.is_fresh[row]:
-            newest, known = ints[row][LAST_TOKEN], request.output_ids[-1]
+        ahead = drawn.get(row, ())
+        _check_numbers(row, request, ints[row], floats[row], len(ahead))
+        if ahead or not rows.is_fresh[row]:
+            newest, known = ints[row][LAST_TOKEN], (*request.output_ids[-1:], *ahead)[-1]
             text = "row {}: the device goes on from {}, the host committed {}"
             require(newest == known, "I32", text, row, newest, known)
-        _check_wide(engine, row, request, is_sampled)
+        if lengths is not None:
+            length, known = lengths[row], request.num_tokens + len(ahead)
+            require(length == known, "I8", "row {}: the device counts {} known tokens of {}", row, length, known)
+        _check_wide(engine, row, request, is_unresolved=bool(ahead))
 
 
-def _check_numbers(row: int, request: Request, ints: list[int], floats: list[float], is_unresolved: bool) -> None:
+def _check_numbers(row: int, request: Request, ints: list[int], floats: list[float], num_drawn: int) -> None:
     wanted = list(row_ints(request))
     wanted[LAST_TOKEN] = ints[LAST_TOKEN]
-    wanted[POSITION] += is_unresolved
+    wanted[POSITION] += num_drawn
     require(ints == wanted, "I11", "row {}: device integers {}, its request's {}", row, ints, wanted)
     numbers = array("f", row_floats(request.params)).tolist()  # rounded as the device's are
     require(floats == numbers, "I11", "row {}: device parameters {}, its request's {}", row, floats, numbers)
 
 
-def _check_wide(engine: Engine, row: int, request: Request, is_unresolved: bool) -> None:
+def _check_wide(engine: Engine, row: int, request: Request, *, is_unresolved: bool) -> None:
     columns, params = engine.runner.columns, request.params
     vocab = columns.vocab_size
     if params.min_tokens and columns.stop_ids is not None:
@@ -116,11 +137,19 @@ def poison_void(engine: Engine, border: Border) -> None:
     runner = engine.runner
     if border.side == "before" and border.phase is Phase.PREPARE:
         slabs = [runner.move_slab, runner.samples.index_slab]
+        if runner.speculator is not None:
+            slabs.append(runner.speculator.index_slab)
         if border.iteration.index % 4 < 2:  # else steady decode would never find a half it can advance
             slabs.append(runner.step_slab)
         for slab in slabs:
             slab.fill_idle(CANARY)
         columns, first = runner.columns, engine.table.num_live
         engine.device.compute.launch(lambda: columns.fill_free(first, CANARY))
-    if border.side == "after" and border.phase is Phase.RESOLVE and border.iteration.sampled is not None:
-        border.iteration.sampled.buffers.ints[1].fill_(CANARY)
+    if border.side == "after" and border.phase is Phase.RESOLVE:
+        sampled, verified = border.iteration.sampled, border.iteration.verified
+        for results in [] if sampled is None else [sampled.buffers]:
+            results.ints[1].fill_(CANARY)
+        for step in [] if verified is None else verified.buffers.steps:
+            step.ints[1].fill_(CANARY)
+        if verified is not None:
+            verified.buffers.accepted[1].fill_(CANARY)

@@ -6,7 +6,7 @@ look at a numpy scalar costs more than the check that follows.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from engine.request import Request, RequestState
 from engine.table import _COLUMNS, RequestTable, Rows
 
 if TYPE_CHECKING:
-    from engine.controller import Border, Controller
+    from engine.controller import Border, Controller, Iteration
     from engine.engine import Engine
 
 _FREE_BYTE = {name: b"\xff" if empty == -1 else b"\0" for name, (_, empty) in _COLUMNS.items()} | {"block_ids": b"\xff"}
@@ -34,19 +34,33 @@ class Standing:
     """Its phases that have run."""
     is_staged: bool
     """Prepared and not launched."""
-    unresolved: range
-    """Table rows sampled and not resolved: the device knows one token of them more than the host."""
+    unresolved: Mapping[int, int]
+    """Of table rows sampled or verified and not resolved, the tokens that their length counts and the host does not
+    know: one, with the drafts that were read beside it, from rewind on with the accepted ones."""
+    is_rewound: bool
+    """Rejected drafts are taken out of the lengths of these rows."""
 
     @staticmethod
     def at(border: Border) -> Standing:
         """The standing at a border."""
         iteration, phases = border.iteration, border.iteration.order.phases
         done = phases[: phases.index(border.phase) + (border.side == "after")]
-        sampled, unresolved = iteration.sampled, range(0)
-        if sampled is not None and Phase.SAMPLE in done and Phase.RESOLVE not in done:
-            unresolved = range(sampled.first_row, sampled.first_row + sampled.num_rows)
         is_staged = iteration.plan is not None and Phase.PREPARE in done and Phase.FORWARD not in done
-        return Standing(done, is_staged, unresolved)
+        is_rewound = Phase.REWIND in done
+        is_resolved = Phase.RESOLVE in done
+        return Standing(done, is_staged, {} if is_resolved else _unresolved(iteration, is_rewound), is_rewound)
+
+
+def _unresolved(iteration: Iteration, is_rewound: bool) -> dict[int, int]:
+    """See :attr:`Standing.unresolved`."""
+    if iteration.verified is not None:
+        first = iteration.verified.first_row
+        counted = iteration.num_tokens if is_rewound else iteration.verified.num_drafts + 1
+        return {} if counted is None else dict(enumerate(counted.tolist(), first))
+    if iteration.sampled is not None:
+        first = iteration.sampled.first_row
+        return dict.fromkeys(range(first, first + iteration.sampled.num_rows), 1)
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +79,7 @@ class LiveRows:
     chunk_end: list[int]
     block_count: list[int]
     block_ids: list[list[int]]
+    num_accepted: list[int]
     requests: list[Request | None]
 
     @staticmethod
@@ -84,6 +99,7 @@ class LiveRows:
             chunk_end=table.chunk_end[:live].tolist(),
             block_count=table.block_count[:live].tolist(),
             block_ids=table.block_ids[:live].tolist(),
+            num_accepted=table.num_accepted[:live].tolist(),
             requests=table.requests[:live],
         )
 
@@ -176,7 +192,7 @@ def check_own_blocks(engine: Engine, rows: LiveRows, planned: Rows) -> None:
     pool, block_size = engine.pool, engine.config.block_size
     assert isinstance(pool, PrefixPool)
     for row in planned.tolist():
-        first = rows.chunk_done[row] if rows.is_prefill[row] else rows.kv_len[row] - 1
+        first = rows.chunk_done[row] if rows.is_prefill[row] else rows.kv_len[row] - engine.config.decode_width
         for block in rows.block_ids[row][first // block_size : rows.block_count[row]]:
             is_mine = int(pool.ref_counts[block]) == 1
             require(is_mine, "I17", "row {} writes to block {}, which others hold", row, block)
@@ -188,7 +204,7 @@ def check_own_blocks(engine: Engine, rows: LiveRows, planned: Rows) -> None:
 
 def check_row_lengths(engine: Engine, border: Border, standing: Standing, rows: LiveRows) -> None:
     """I6, I8, I9: a row's length counts each launched token once, and agrees with its blocks and its request."""
-    block_size, limit = engine.config.block_size, engine.resolved.max_sequence_length
+    limit = engine.resolved.max_sequence_length
     ahead = _tokens_ahead(engine.controller, border, standing)
     for row, request in enumerate(rows.requests):
         assert request is not None
@@ -206,12 +222,22 @@ def check_row_lengths(engine: Engine, border: Border, standing: Standing, rows: 
             wanted = reads
         text = "row {}: {} cached tokens with {} known and {} launched and not resolved"
         require(kv_len in wanted, "I8", text, row, kv_len, known, ahead[row])
-        needed = -(-(reads[1] if rows.is_prefill[row] else kv_len) // block_size)
-        require(
-            rows.block_count[row] == needed, "I6", "row {}: {} blocks for {} tokens", row, rows.block_count[row], kv_len
-        )
         require(len(request.output_ids) <= request.max_new_tokens, "I9", "row {} is past its budget", row)
         require(known <= limit, "I9", "{} exceeds max_sequence_length", request.request_id)
+    _check_block_counts(engine, border, standing, rows)
+
+
+def _check_block_counts(engine: Engine, border: Border, standing: Standing, rows: LiveRows) -> None:
+    """I6: blocks for what is cached; with drafting also for rejected drafts, and for as many again behind them."""
+    block_size, drafts = engine.config.block_size, engine.config.speculative_tokens
+    launched = _in_flight(engine.controller, border, standing)
+    for row, kv_len in enumerate(rows.kv_len):
+        written = rows.chunk_end[row] if rows.is_prefill[row] else kv_len
+        is_kept = row in launched or (row in standing.unresolved and not standing.is_rewound)
+        if not (rows.is_prefill[row] or is_kept) and kv_len > rows.prompt_len[row]:
+            written += drafts - rows.num_accepted[row]
+        needed, held = -(-(written + drafts) // block_size), rows.block_count[row]
+        require(held == needed, "I6", "row {}: {} blocks for {} tokens", row, held, kv_len)
 
 
 def _goes_on(controller: Controller, key: int, border: Border, standing: Standing) -> bool:
@@ -222,17 +248,26 @@ def _goes_on(controller: Controller, key: int, border: Border, standing: Standin
 
 
 def _tokens_ahead(controller: Controller, border: Border, standing: Standing) -> list[int]:
-    """For each row: forwards that are prepared, pending or sampled and whose token the host does not know."""
-    live = controller.table.num_live
-    ahead = [0] * live
+    """For each row: tokens of forwards prepared, pending, sampled or verified that its length counts beside known ones.
+
+    Of a row that reads its prompt only whether there are any means something.
+    """
+    width = controller.resolved.config.decode_width
+    ahead = [0] * controller.table.num_live
+    for row in _in_flight(controller, border, standing):
+        ahead[row] += width
+    for row, count in standing.unresolved.items():
+        if row < len(ahead):
+            ahead[row] += count
+    return ahead
+
+
+def _in_flight(controller: Controller, border: Border, standing: Standing) -> list[int]:
+    """Table rows of the pending forward and of the prepared one, a row of both twice."""
     sources = [controller.pending.table_rows.tolist()] if controller.pending is not None else []
     if standing.is_staged and border.iteration.plan is not None:
         sources.append(border.iteration.plan.table_rows.tolist())
-    for source in (*sources, standing.unresolved):
-        for row in source:
-            if 0 <= row < live:
-                ahead[row] += 1
-    return ahead
+    return [row for source in sources for row in source if 0 <= row < controller.table.num_live]
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------

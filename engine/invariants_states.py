@@ -1,33 +1,76 @@
-"""Debug mode's checks of recurrent states: slots of rows, snapshots, and on oracle models what lies in them."""
+"""Debug mode's checks of recurrent states and of what drafting leaves in the caches: slots of rows, snapshots, and on
+oracle models what lies in them.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.invariants_device import require
-from engine.models.oracle import OracleModel, rolling_hash
+import torch
+
+from engine.invariants_device import drawn_tokens, require
+from engine.models.oracle import _MIX_PLACE, _MIX_POSITION, _MIX_TOKEN, OracleModel, _mix, _tally, rolling_hash
 from engine.phases import Phase
 
 if TYPE_CHECKING:
     from engine.controller import Border
     from engine.engine import Engine
 
+_SETTLING = (Phase.FORWARD, Phase.REWIND, Phase.RESOLVE)
+"""Behind these caches and lengths agree again: elsewhere the same is not read twice, for it costs."""
+
 
 def check_states(engine: Engine, border: Border) -> None:
-    """I21 to I24 at a phase border.
+    """I21 to I24 at a phase border, and what drafting adds to them.
 
     Raises:
         InvariantError: naming the invariant and what was found.
     """
-    if engine.table.slots is None:
-        return
-    check_slots(engine)
-    check_snapshots(engine)
+    if engine.table.slots is not None:
+        check_slots(engine)
+        check_snapshots(engine)
+    num_accepted = engine.table.num_accepted[: engine.table.num_live].tolist()
+    is_prefill = engine.table.is_prefill[: engine.table.num_live].tolist()
+    most = [0 if prompt else engine.config.speculative_tokens for prompt in is_prefill]
+    is_within = all(0 <= count <= limit for count, limit in zip(num_accepted, most, strict=True))
+    require(is_within, "I24", "rows go on behind {} accepted drafts, of at most {}", num_accepted, most)
     model = engine.loaded.model
-    if engine.device.kind == "inline" and isinstance(model, OracleModel) and engine.runner.cache_tensors:
+    if engine.device.kind != "inline" or not isinstance(model, OracleModel) or not engine.runner.cache_tensors:
+        return
+    told = tokens_told(engine, border)
+    if model.is_recurrent:
         hashes: list[int] = engine.runner.cache_tensors[1][:, 0].tolist()
-        check_advanced(engine, border, hashes)
+        check_advanced(engine, told, hashes)
         check_kept(engine, hashes)
+    if engine.config.speculative_tokens and border.side == "after" and border.phase in _SETTLING:
+        check_remembered(engine, told)
+
+
+def tokens_told(engine: Engine, border: Border) -> dict[int, list[int]]:
+    """By row, the tokens that its launched forwards have read, of which the cache and the states tell.
+
+    Without rows whose length counts what is not launched or not rewound yet. Inline device only.
+    """
+    iteration, table, drafts = border.iteration, engine.table, engine.runner.columns.drafts
+    phases = iteration.order.phases
+    done = phases[: phases.index(border.phase) + (border.side == "after")]
+    if iteration.plan is not None and Phase.PREPARE in done and Phase.FORWARD not in done:
+        return {}
+    is_drawn = Phase.SAMPLE in done or Phase.VERIFY in done
+    drawn = drawn_tokens(iteration) if is_drawn and Phase.RESOLVE not in done else {}
+    if iteration.verified is not None and Phase.REWIND not in done and Phase.VERIFY in done:
+        return {}
+    pending = engine.controller.pending
+    reading = set() if pending is None else set(pending.table_rows.tolist())
+    told = {}
+    for row, request in enumerate(table.requests[: table.num_live]):
+        assert request is not None
+        count, tokens = int(table.kv_len[row]), [*request.prompt_ids, *request.output_ids, *drawn.get(row, ())]
+        if drafts is not None and row in reading and not table.is_prefill[row]:
+            tokens += drafts[row].tolist()
+        if 0 < count <= len(tokens):  # else placed and not launched, or its newest tokens are on the device alone
+            told[row] = tokens[:count]
+    return told
 
 
 def check_slots(engine: Engine) -> None:
@@ -59,22 +102,57 @@ def check_snapshots(engine: Engine) -> None:
         require(cache.pool.index.knows(digest), "I23", "a snapshot outlived the name of its block")
 
 
-def check_advanced(engine: Engine, border: Border, hashes: list[int]) -> None:
-    """I22: a row's state is the one behind the tokens that its launched forwards have read, each of them once."""
-    iteration = border.iteration
-    phases = iteration.order.phases
-    done = phases[: phases.index(border.phase) + (border.side == "after")]
-    if iteration.plan is not None and Phase.PREPARE in done and Phase.FORWARD not in done:
-        return  # lengths count tokens that are not launched yet
-    table = engine.table
-    for row, request in enumerate(table.requests[: table.num_live]):
-        assert request is not None
-        tokens, count = [*request.prompt_ids, *request.output_ids], int(table.kv_len[row])
-        if not 0 < count <= len(tokens):
-            continue  # placed and not launched; or its newest tokens are known to the device alone, or are drafts
-        slot = int(table.state_slot[row]) * engine.config.decode_width + int(table.num_accepted[row])
-        state, wanted = hashes[slot], rolling_hash(tokens[:count])
-        require(state == wanted, "I22", "row {}: its state is not the one behind its {} tokens", row, count)
+def check_advanced(engine: Engine, told: dict[int, list[int]], hashes: list[int]) -> None:
+    """I22: a row's state is the one behind the tokens that its launched forwards have read, each of them once.
+
+    With drafting there is one behind its newest token and one behind each draft, until it is known which are accepted.
+    """
+    table, width = engine.table, engine.config.decode_width
+    pending = engine.controller.pending
+    reading = set() if pending is None else set(pending.table_rows.tolist())
+    for row, tokens in told.items():
+        own = int(table.state_slot[row]) * width
+        if row in reading and not table.is_prefill[row]:
+            wanted = {own + i: tokens[: len(tokens) - width + 1 + i] for i in range(width)}
+        else:
+            wanted = {own + int(table.num_accepted[row]): tokens}
+        for slot, read in wanted.items():
+            is_right = hashes[slot] == rolling_hash(read)
+            require(is_right, "I22", "row {}: its state is not the one behind its {} tokens", row, len(read))
+
+
+def check_remembered(engine: Engine, told: dict[int, list[int]]) -> None:
+    """I38: keys, and the hidden states that draft heads go on from, are those of the row's own tokens, none rejected.
+
+    Head h sees the hidden states of the model (0) or of the head before, which start at position h.
+    """
+    table, size, caches = engine.table, engine.config.block_size, engine.runner.caches
+    first_head = len(caches) - 2 * engine.config.speculative_tokens
+    for row, tokens in told.items():
+        count = len(tokens)
+        blocks = torch.from_numpy(table.block_ids[row, : -(-count // size)].astype("int64"))
+        entries = caches[0][0].index_select(0, blocks).flatten(0, 1)[:count].tolist()
+        is_own = entries == [[token, place] for place, token in enumerate(tokens)]
+        require(is_own, "I38", "row {}: other keys than those of its {} tokens", row, count)
+        wanted = _hidden_states(tokens)
+        for head in range(engine.config.speculative_tokens):
+            (states,), (marks,) = caches[first_head + 2 * head : first_head + 2 * head + 2]
+            found = states.index_select(0, blocks).flatten(0, 1)[:count].tolist()
+            is_right = found[head:] == wanted[head:]
+            require(is_right, "I38", "row {}: head {} goes on from hidden states of other tokens", row, head)
+            noted = marks.index_select(0, blocks).flatten(0, 1)[:count].tolist()
+            expected = [[token, before[2]] for token, before in zip(tokens[1:], wanted, strict=False)]
+            is_right = noted[head + 1 :] == expected[head:]
+            require(is_right, "I38", "row {}: head {} holds entries of other tokens", row, head)
+
+
+def _hidden_states(tokens: list[int]) -> list[list[int]]:
+    """What the oracle's hidden states must be behind each of ``tokens``: hash, nothing astray, tally."""
+    token_T, place_T = torch.tensor(tokens), torch.arange(len(tokens))
+    entry_T = _mix(_mix(token_T * _MIX_TOKEN + place_T * _MIX_POSITION + 1) + place_T * _MIX_PLACE)
+    zero_T = torch.zeros_like(token_T)
+    made: list[list[int]] = torch.stack([entry_T.cumsum(0), zero_T, _tally(token_T).cumsum(0)], dim=1).tolist()
+    return made
 
 
 def check_kept(engine: Engine, hashes: list[int]) -> None:

@@ -451,12 +451,22 @@ class Runner:
                     f"graphs: a forward of {shape.num_tokens} tokens cannot be captured ({error}); use graphs=None"
                 ) from error
             self.graphs.add(shape, replay)
-            if self.device.kind == "cuda" and not shape.num_prefill and not self.num_drafts:
-                self.samples.capture(shape, replay)
+            if self.device.kind == "cuda" and not shape.num_prefill:
+                self._capture_behind(shape, replay)
         if shapes:
             self.graph_memory_bytes = max(0, self.device.used_bytes() - before_bytes)
             if progress is not None:
                 progress(len(shapes), len(shapes), self.graph_memory_bytes)
+
+    def _capture_behind(self, shape: BatchShape, replay: Callable[[], Tensor]) -> None:
+        if self.speculator is None:
+            self.samples.capture(shape, replay)
+        else:
+            self.speculator.capture(shape, replay, self._head_caches)
+
+    @property
+    def _head_caches(self) -> list[LayerCache]:
+        return self.caches[-2 * self.num_drafts :]
 
     # -- sample ----------------------------------------------------------------------------------------------------
 
@@ -472,7 +482,7 @@ class Runner:
     def launch_draft(self, verified: Verified, table: RequestTable) -> None:
         """See :meth:`engine.speculative.Speculator.launch_draft`."""
         assert self.speculator is not None
-        self.speculator.launch_draft(verified, table, self.caches[-2 * self.num_drafts :])
+        self.speculator.launch_draft(verified, table, self._head_caches)
 
     # -- resolve ---------------------------------------------------------------------------------------------------
 
@@ -501,6 +511,8 @@ class Runner:
     def _let_go_of_graphs(self) -> None:
         self.graphs = self._graph_set(self.graphs.sizes)
         self.samples.clear()
+        if self.speculator is not None:
+            self.speculator.clear()
         self.graph_memory_bytes = 0
 
     # -- memory ----------------------------------------------------------------------------------------------------

@@ -11,23 +11,26 @@ is the model's, they are the same token.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.batch import BatchShape, ForwardBatch
+from engine.batch import BatchShape
 from engine.columns import LAST_TOKEN, POSITION, DeviceColumns
 from engine.config import ResolvedConfig
-from engine.device import Device, Event
+from engine.device import Device, Event, Work
+from engine.draft_passes import Draw, draft_pass, draw_plain, verify_plain
 from engine.models.base import DraftingModel, LayerCache
+from engine.request import SamplingParams
 from engine.results import PendingForward, PromptValues, ResultBuffers
 from engine.sample_launcher import Launch, fetch_prompts, sample_prompts
-from engine.sampling.base import Sampler, SamplingNeeds
+from engine.sampling.base import RowColumns, Sampler, SamplingNeeds
 from engine.staging import Field, HostSlab, Slab
-from engine.step_function import slots_before
 from engine.table import RequestTable
 
 
@@ -82,11 +85,26 @@ class VerifyBuffers:
 
     def __init__(self, device: Device, max_requests: int, width: int) -> None:
         self.steps = [ResultBuffers(device, max_requests) for _ in range(width)]
+        self.tokens = (
+            device.zeros((width, 3, max_requests), torch.int64),
+            device.host((width, 3, max_requests), torch.int64),
+        )
+        """[W, 3, R] token id, bad, near boundary: what the steps have of those, in one piece."""
+        for i, step in enumerate(self.steps):
+            step.ints = (self.tokens[0][i], self.tokens[1][i])
+            step.ints_view = step.ints[1].numpy()
         self.accepted = (device.zeros(max_requests, torch.int64), device.host(max_requests, torch.int64))
         self.accepted_view = self.accepted[1].numpy()
 
+    def fetch_accepted(self) -> None:
+        """Copy stream: the counts to the host."""
+        self.accepted[1].copy_(self.accepted[0], non_blocking=True)
+
     def fetch(self, num_logprobs: int | None) -> None:
-        """Copy stream: device to host, all but the counts."""
+        """Copy stream: everything else to the host."""
+        if num_logprobs is None:
+            self.tokens[1].copy_(self.tokens[0], non_blocking=True)
+            return
         for step in self.steps:
             step.fetch(num_logprobs)
 
@@ -115,11 +133,14 @@ class Speculator:
         self._processed = resolved.config.logprobs_mode == "processed"
         self._needs: tuple[tuple[int, int, int], tuple[SamplingNeeds, SamplingNeeds]] | None = None
         fields = [Field("logits_row", (config.max_requests, self._width), torch.int64)]
-        fields.append(Field("num_drafts", (config.max_requests,), torch.int64))
+        fields += [Field(name, (config.max_requests,), torch.int64) for name in ("num_drafts", "row")]
         self.index_slab = Slab(device, fields)
         rows = config.max_requests
         self._buffers = tuple(VerifyBuffers(device, rows, self._width) for _ in range(2))
         self._next = 0
+        self._verify_graphs: dict[tuple[BatchShape, bool, int], Work] = {}
+        """By the forward's shape, whether all rows are greedy, and the buffers."""
+        self._draft_graphs: dict[tuple[BatchShape, bool], Work] = {}
 
     # -- verify ----------------------------------------------------------------------------------------------------
 
@@ -128,7 +149,7 @@ class Speculator:
         first, end = table.num_paused, table.num_paused + pending.num_sampled
         needs, _ = self._sampling_needs(table, first, end)
         half, num_drafts = self._stage(pending, first, end)
-        buffers = self._buffers[self._next]
+        number, buffers = self._next, self._buffers[self._next]
         self._next ^= 1
         if needs.num_logprobs is not None:
             for step in buffers.steps:
@@ -136,10 +157,14 @@ class Speculator:
         values: list[PromptValues] = []
         fetched: list[PromptValues] = []
         compute, copy = self._device.compute, self._device.copy
-        self._launch(compute, "verify", lambda: self._verify(pending, first, end, needs, half, buffers, values))
+        graph = None
+        if needs.is_plain and pending.logits.in_graph:
+            graph = self._verify_graphs.get((pending.plan.shape, needs.all_greedy, number))
+        work = graph or partial(self._verify, pending, first, end, needs, buffers, values)
+        self._launch(compute, "verify", lambda: (half.upload(), work()))
         verified = half.copied = compute.record()
         copy.wait_for(verified)
-        self._launch(copy, "fetch_accepted", lambda: buffers.accepted[1].copy_(buffers.accepted[0], non_blocking=True))
+        self._launch(copy, "fetch_accepted", buffers.fetch_accepted)
         accepted_ready = copy.record()
         self._launch(copy, "fetch", lambda: self._fetch(buffers, needs, values, fetched))
         return Verified(
@@ -169,7 +194,10 @@ class Speculator:
     def _stage(self, pending: PendingForward, first: int, end: int) -> tuple[HostSlab, NDArray[np.int64]]:
         """The logits rows of each table row, one a token, and how many drafts it has."""
         rows, width, num_decode = pending.table_rows, self._width, pending.dims.num_decode
-        half = self.index_slab.acquire()
+        half, padded = self.index_slab.acquire(), max(end - first, pending.plan.shape.num_decode)
+        half.fields["logits_row"][:padded] = half.fields["num_drafts"][:padded] = 0
+        half.fields["row"][:padded] = self.columns.dummy_row
+        half.fields["row"][: end - first] = np.arange(first, end)
         live = np.flatnonzero((rows >= first) & (rows < end))
         at, is_decode = rows[live] - first, live < num_decode
         begin = np.where(is_decode, live * width, num_decode * width + live - num_decode)
@@ -186,16 +214,18 @@ class Speculator:
         first: int,
         end: int,
         needs: SamplingNeeds,
-        half: HostSlab,
         buffers: VerifyBuffers,
         values: list[PromptValues],
     ) -> None:
-        half.upload()
         if first == end:
             sample_prompts(pending, values)
             return
         logits, count, columns = pending.logits.rows, end - first, self.columns
         assert logits is not None
+        if needs.is_plain:
+            self._verify_plain(count, logits, needs, buffers)
+            sample_prompts(pending, values)
+            return
         assert columns.drafts is not None
         assert columns.length is not None
         fields = self.index_slab.device_fields
@@ -217,6 +247,20 @@ class Speculator:
         buffers.accepted[0][:count] = accepted
         columns.length[first:end] += accepted + 1
         sample_prompts(pending, values)
+
+    def _verify_plain(self, count: int, logits: Tensor, needs: SamplingNeeds, buffers: VerifyBuffers) -> None:
+        fields = self.index_slab.device_fields
+        verify_plain(
+            self.columns,
+            fields["row"][:count],
+            fields["logits_row"][:count],
+            fields["num_drafts"][:count],
+            logits,
+            self.sampler,
+            needs,
+            buffers.tokens[0],
+            buffers.accepted[0],
+        )
 
     def _fetch(
         self,
@@ -242,60 +286,89 @@ class Speculator:
         if first == end:
             return
         _, needs = self._sampling_needs(table, first, end)
-        num_blocks = int(table.block_count[first:end].max())
-        self._launch(self._device.compute, "draft", lambda: self._draft(first, end, num_blocks, needs, caches))
+        work: Work | None = None
+        if needs.is_plain and verified.pending.logits.in_graph:
+            work = self._draft_graphs.get((verified.pending.plan.shape, needs.all_greedy))
+        if work is None:
+            num_blocks = int(table.block_count[first:end].max())
+            work = partial(self._draft, first, end, num_blocks, needs, caches)
+        self._launch(self._device.compute, "draft", work)
 
     def _draft(self, first: int, end: int, num_blocks: int, needs: SamplingNeeds, caches: list[LayerCache]) -> None:
-        columns, model = self.columns, self._model
-        assert columns.drafts is not None
-        assert columns.length is not None
-        newest_n = columns.length[first:end] - 1
-        tokens_nI = columns.ints[first:end, LAST_TOKEN][:, None]
-        for head in range(self._width - 1):
-            batch = self._draft_batch(first, end, num_blocks, newest_n, tokens_nI, first_key=head + 1)
-            (states,), cache = caches[2 * head : 2 * head + 2]
-            row_T = torch.arange(first, end, device=newest_n.device).repeat_interleave(head + 1)
-            before_T = slots_before(batch.positions_T, row_T, columns.block_table, self._block_size)
-            hidden_TE = model.draft(head, states.flatten(0, 1).index_select(0, before_T), batch, cache)
-            if head + 2 < self._width:
-                above = caches[2 * head + 2][0].flatten(0, 1)
-                above.index_copy_(0, batch.slots_T, hidden_TE.to(above.dtype))
-            logits_nV = model.draft_logits(head, hidden_TE.index_select(0, batch.logits_idx_L))
-            rows = columns.sampling_rows(first, end, needs)
-            drawn = self.sampler.sample(logits_nV, rows._replace(position=rows.position + head), needs)
-            columns.drafts[first:end, head] = drawn.token_ids
-            tokens_nI = torch.cat([tokens_nI, drawn.token_ids[:, None]], dim=1)
+        def draw(head: int, logits_nV: Tensor) -> Tensor:
+            rows = self.columns.sampling_rows(first, end, needs)
+            rows = rows._replace(position=rows.position + head)
+            return self.sampler.sample(logits_nV, rows, needs).token_ids
 
-    def _draft_batch(
-        self, first: int, end: int, num_blocks: int, newest_n: Tensor, tokens_nI: Tensor, *, first_key: int
-    ) -> ForwardBatch:
-        """The newest token of each row and the drafts behind it, so many as there are so far."""
-        count, width = tokens_nI.shape
-        device, table = newest_n.device, self.columns.block_table[first:end, :num_blocks]
-        ones_n = torch.ones_like(newest_n)
-        positions_T = (newest_n[:, None] + torch.arange(width, device=device)).flatten()
-        row_T = torch.arange(count, device=device).repeat_interleave(width)
-        column_T = torch.div(positions_T, self._block_size, rounding_mode="floor")
-        inside_T = column_T < num_blocks
-        block_T = table[row_T, column_T.clamp(max=num_blocks - 1)].to(torch.int64)
-        block_T = torch.where(inside_T, block_T, self.columns.dummy_block)
-        is_decode = width == 1
-        return ForwardBatch(
-            token_ids_T=tokens_nI.flatten(),
-            positions_T=positions_T,
-            row_T=row_T,
-            slots_T=block_T * self._block_size + positions_T % self._block_size,
-            block_table_NK=table.to(torch.int64),
-            query_start_N=torch.arange(count, device=device) * width,
-            query_len_N=ones_n * width,
-            kv_len_N=newest_n + width,
-            logits_idx_L=torch.arange(count, device=device) * width + width - 1,
-            shape=BatchShape(
-                num_tokens=count * width,
-                num_decode=count if is_decode else 0,
-                num_prefill=0 if is_decode else count,
-                max_query_len=0 if is_decode else width,
-                num_kv_blocks=num_blocks,
-            ),
-            first_key=first_key,
+        rows_n = torch.arange(first, end, device=self.columns.ints.device)
+        self._draft_rows(rows_n, num_blocks, caches, draw)
+
+    def _draft_rows(self, rows_n: Tensor, num_blocks: int, caches: list[LayerCache], draw: Draw) -> None:
+        draft_pass(
+            self._model,
+            self.columns,
+            rows_n,
+            caches,
+            draw,
+            num_blocks=num_blocks,
+            block_size=self._block_size,
+            num_drafts=self._width - 1,
         )
+
+    # -- graphs ----------------------------------------------------------------------------------------------------
+
+    def capture(self, shape: BatchShape, replay: Callable[[], Tensor], caches: list[LayerCache]) -> None:
+        """Capture verification and drafting of plain rows behind a captured decode forward; blocks.
+
+        Nothing may be live yet: rows are drawn for.
+
+        Args:
+            shape: Of the forward; it has no prefill rows.
+            replay: The forward, which returns its logits where they always lie.
+            caches: As for :meth:`launch_draft`.
+        """
+        logits: list[Tensor] = []
+        self._device.compute.launch(lambda: logits.append(replay()))
+        self._stage_nobody(shape)
+        for is_greedy in (True, False):
+            needs = SamplingNeeds.of([SamplingParams(temperature=0.0 if is_greedy else 1.0)], self._processed)
+            for number, buffers in enumerate(self._buffers):
+                verify = self._captured_verify(shape, logits[0], needs, buffers)
+                self._verify_graphs[shape, is_greedy, number] = verify
+            self._draft_graphs[shape, is_greedy] = self._captured_draft(shape, needs, caches)
+
+    def _stage_nobody(self, shape: BatchShape) -> None:
+        half = self.index_slab.acquire()
+        for name, value in (("logits_row", 0), ("num_drafts", 0), ("row", self.columns.dummy_row)):
+            half.fields[name][: shape.num_decode] = value
+        self._device.compute.launch(half.upload)
+        half.copied = self._device.compute.record()
+
+    def _captured_verify(self, shape: BatchShape, logits: Tensor, needs: SamplingNeeds, buffers: VerifyBuffers) -> Work:
+        def verify(logits: Tensor) -> Tensor:
+            self._verify_plain(shape.num_decode, logits, needs, buffers)
+            return buffers.accepted[0]
+
+        return self._device.capture(verify, (logits,), {})
+
+    def _captured_draft(self, shape: BatchShape, needs: SamplingNeeds, caches: list[LayerCache]) -> Work:
+        columns, count = self.columns, shape.num_decode
+        rows_n = self.index_slab.device_fields["row"][:count]
+        results = self._device.zeros((3, count), torch.int64)
+
+        def draw(head: int, logits_nV: Tensor) -> Tensor:
+            rows = RowColumns(columns.ints.index_select(0, rows_n), columns.floats.index_select(0, rows_n))
+            rows.ints[:, POSITION] += head
+            draw_plain(self.sampler, logits_nV, None, rows, results, needs)
+            return results[0]
+
+        def draft(rows_n: Tensor) -> Tensor:
+            self._draft_rows(rows_n, columns.block_table.shape[1], caches, draw)
+            return rows_n
+
+        return self._device.capture(draft, (rows_n,), {})
+
+    def clear(self) -> None:
+        """Forget what was captured."""
+        self._verify_graphs.clear()
+        self._draft_graphs.clear()

@@ -28,6 +28,7 @@ from tracing.records import (
 from tracing.summary import (
     DevicePhase,
     DeviceTimes,
+    DraftTable,
     GraphTable,
     HostPhase,
     HostTimes,
@@ -75,6 +76,7 @@ def summarise(
         graphs=_graph_table(records),
         wasted_rows=_wasted_rows(records),
         requests=request_latency(requests, records),
+        drafts=draft_table(requests),
     )
 
 
@@ -113,6 +115,26 @@ def request_latency(requests: Sequence[RequestRecord], records: Sequence[Iterati
         ),
         itl=Spread.of(later - sooner for r in timed for sooner, later in pairwise(r.token_times_ns)),
         e2e=Spread.of(r.finished_ns - r.arrival_ns for r in timed if r.finished_ns is not None),
+    )
+
+
+def draft_table(requests: Iterable[RequestRecord]) -> DraftTable | None:
+    """Acceptance by place; None where nothing was drafted."""
+    rows = [request for request in requests if request.drafts_proposed]
+    if not rows:
+        return None
+    places = range(max(len(row.drafts_proposed) for row in rows))
+    proposed, accepted = (
+        tuple(sum(counts[place] for counts in table if place < len(counts)) for place in places)
+        for table in ([row.drafts_proposed for row in rows], [row.drafts_accepted for row in rows])
+    )
+    return DraftTable(
+        proposed=proposed,
+        accepted=accepted,
+        acceptance=tuple(part / whole for part, whole in zip(accepted, proposed, strict=True)),
+        acceptance_rate=sum(accepted) / sum(proposed),
+        verified_rows=proposed[0],
+        tokens_per_row=1 + sum(accepted) / proposed[0],
     )
 
 

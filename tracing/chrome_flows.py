@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tracing.by_number import IterationsByNumber
 from tracing.importing import DEVICE_KINDS, ImportedKind, ImportedSpan
-from tracing.records import COPY_LANE, Category, IterationRecord, Span
+from tracing.records import COPY_LANE, RELEASED_BY, Category, IterationRecord, Span
 
 Record = Span | ImportedSpan
 
@@ -79,19 +79,21 @@ def _last(spans: Sequence[Span], starts: Sequence[int], at_ns: int) -> Span | No
 
 
 def _results(copies: Iterable[Span], waits: Iterable[Span], index: IterationsByNumber) -> Iterator[Flow]:
-    """To the first wait of the same iteration that began after the copy was enqueued."""
+    """To the first wait of the same iteration that the copy can end and that began after it was enqueued."""
+    named = set(RELEASED_BY.values())
 
-    def iteration_of(span: Span) -> tuple[int, int]:
-        return span.iteration, id(index.of(span))  # without a record by its number alone
+    def joint_of(span: Span, released_by: str | None) -> tuple[int, int, str | None]:
+        return span.iteration, id(index.of(span)), released_by  # without a record by its number alone
 
-    by_iteration: dict[tuple[int, int], list[Span]] = defaultdict(list)
+    by_joint: dict[tuple[int, int, str | None], list[Span]] = defaultdict(list)
     for wait in waits:
-        by_iteration[iteration_of(wait)].append(wait)
-    starts = {iteration: [wait.start_ns for wait in members] for iteration, members in by_iteration.items()}
+        by_joint[joint_of(wait, RELEASED_BY.get(wait.name))].append(wait)
+    starts = {joint: [wait.start_ns for wait in members] for joint, members in by_joint.items()}
     for copy in copies:
         assert copy.enqueued_ns is not None
-        members = by_iteration.get(iteration_of(copy), [])
-        at = bisect_left(starts.get(iteration_of(copy), []), copy.enqueued_ns)
+        joint = joint_of(copy, copy.name if copy.name in named else None)
+        members = by_joint.get(joint, [])
+        at = bisect_left(starts.get(joint, []), copy.enqueued_ns)
         if at < len(members):
             yield from _joined("result", copy, copy.end_ns, members[at])
 

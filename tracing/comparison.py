@@ -87,6 +87,7 @@ def comparison_rows(summaries: Sequence[Summary]) -> list[Row]:
         *_METRICS,
         *_idle_metrics(summaries),
         *_BATCH_METRICS,
+        *_draft_metrics(summaries),
         *_phase_metrics(summaries),
         *_order_metrics(summaries),
         *_cause_metrics(summaries),
@@ -181,7 +182,7 @@ def saving_note(summaries: Mapping[str, Summary]) -> str | None:
 
 
 def _is_legacy(summary: Summary) -> bool:
-    return bool(summary.orders) and all(order.order == "legacy" for order in summary.orders)
+    return bool(summary.orders) and all(order.order in _LEGACY for order in summary.orders)
 
 
 def _mixes_modes(summaries: Mapping[str, Summary]) -> bool:
@@ -269,7 +270,8 @@ def _spread(section: str, label: str, get: Callable[[Summary], Spread | None]) -
     return [_Metric(section, f"{label} {name}", "ms", get, "lower") for name, get in percentiles]
 
 
-_REQUESTS, _STEPS, _HOST, _DEVICE, _WORK = "requests", "iterations", "host", "device", "batches"
+_LEGACY = ("legacy", "mtp_legacy")
+_REQUESTS, _STEPS, _HOST, _DEVICE, _WORK, _DRAFTS = "requests", "iterations", "host", "device", "batches", "drafts"
 
 _METRICS: tuple[_Metric, ...] = (
     _Metric(_REQUESTS, "tokens/s", "1/s", lambda s: s.tokens_per_s, "higher"),
@@ -305,6 +307,31 @@ _BATCH_METRICS: tuple[_Metric, ...] = (
     _Metric(_WORK, "wasted rows", "", lambda s: s.wasted_rows.total, "lower"),
     _Metric(_WORK, "wasted row share", "%", lambda s: _percent(s.wasted_rows.share)),
 )
+
+
+def _draft_metrics(summaries: Sequence[Summary]) -> list[_Metric]:
+    """Acceptance by place and together, and tokens a row; no rows where nobody drafted."""
+    places = max((len(summary.drafts.acceptance) for summary in summaries if summary.drafts is not None), default=0)
+    if not places:
+        return []
+    return [
+        _Metric(_DRAFTS, "drafts accepted", "%", _acceptance_rate, "higher"),
+        *(_Metric(_DRAFTS, f"draft {p + 1} accepted", "%", partial(_acceptance, place=p), "higher") for p in range(places)),
+        _Metric(_DRAFTS, "tokens / verified row", "tokens", _tokens_per_row, "higher"),
+    ]
+
+
+def _acceptance_rate(summary: Summary) -> float | None:
+    return None if summary.drafts is None else 100 * summary.drafts.acceptance_rate
+
+
+def _acceptance(summary: Summary, *, place: int) -> float | None:
+    by_place = () if summary.drafts is None else summary.drafts.acceptance
+    return 100 * by_place[place] if place < len(by_place) else None
+
+
+def _tokens_per_row(summary: Summary) -> float | None:
+    return None if summary.drafts is None else summary.drafts.tokens_per_row
 
 
 def _idle_metrics(summaries: Sequence[Summary]) -> list[_Metric]:

@@ -21,7 +21,7 @@ _DERIVED = frozenset(
 )
 """Columns that follow from others: a table without them is read all the same."""
 
-_ADDED: dict[str, Any] = {"num_device": None, "void_reasons": []}
+_ADDED: dict[str, Any] = {"num_device": None, "void_reasons": [], "drafts_proposed": [], "drafts_accepted": []}
 """Columns that runs of earlier versions lack, and what stands for them: ``void_reasons`` of requests."""
 
 
@@ -99,19 +99,19 @@ def requests_of(table: pa.Table) -> list[RequestRecord]:
     Raises:
         TableError: as for :func:`spans_of`.
     """
-    columns = _columns(_completed(table, schemas.REQUESTS, "void_reasons"), schemas.REQUESTS)
+    lists = ("token_times_ns", "void_reasons", "drafts_proposed", "drafts_accepted")
+    for name in lists[1:]:
+        table = _completed(table, schemas.REQUESTS, name)
+    columns = _columns(table, schemas.REQUESTS)
     names = (
         "request_id arrival_ns admitted_ns first_token_ns finished_ns num_prompt_tokens num_output_tokens finish_reason"
     )
     return [
         RequestRecord(
             **dict(zip(names.split(), values, strict=True)),
-            token_times_ns=tuple(token_times),
-            void_reasons=tuple(void_reasons),
+            **{name: tuple(found) for name, found in zip(lists, several, strict=True)},
         )
-        for values, token_times, void_reasons in zip(
-            _zipped(columns, names), columns["token_times_ns"], columns["void_reasons"], strict=True
-        )
+        for values, several in zip(_zipped(columns, names), _zipped(columns, " ".join(lists)), strict=True)
     ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from tracing.records import COPY_LANE, Category, IterationRecord, Span
+from tracing.records import COPY_LANE, RELEASED_BY, Category, IterationRecord, Span
 from tracing.windows import measured_stretches
 
 BETWEEN_PHASES = "between phases"
@@ -91,9 +91,11 @@ class _HostSpans:
                 members.sort(key=_order)
 
     def release(self, wait: Span, record: IterationRecord) -> Span | None:
-        """What a wait waits for: the copy that its iteration enqueued last before it."""
-        found = None
+        """What a wait waits for: the copy that its iteration enqueued last before it, of those that can end it."""
+        found, named = None, RELEASED_BY.get(wait.name)
         for copy in self.copies.get(record.iteration, ()):
+            if named is not None and copy.name != named:
+                continue
             if copy.enqueued_ns is not None and record.begin_ns <= copy.enqueued_ns <= wait.start_ns:
                 found = copy
         return found

@@ -31,7 +31,13 @@ CAPTURE = "capture"
 SESSION_SHIFT = 40
 """Payloads are ``session_id << 40 | iteration``: the plain iteration number for session 0."""
 
-CATEGORY_OF_DETAIL = {"publish": "copy", "fetch": "copy", "compact": "copy", "replay": "graph"}
+CATEGORY_OF_DETAIL = {
+    "publish": "copy",
+    "fetch_accepted": "copy",
+    "fetch": "copy",
+    "compact": "copy",
+    "replay": "graph",
+}
 """NVTX category of host spans inside a phase that enqueue a copy or replay a graph; other ones have ``detail``."""
 
 Attributes = Any  # the package's EventAttributes; None when there is nothing to emit

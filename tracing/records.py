@@ -21,6 +21,7 @@ BATCH_OF: dict[str, str] = {
     "verify": "consumed",
     "draft": "consumed",
     "rewind": "consumed",
+    "fetch_accepted": "consumed",
     "fetch": "consumed",
     "resolve": "consumed",
     "emit": "consumed",
@@ -40,11 +41,15 @@ PHASE_COLOURS: dict[str, str] = {
     "wait": "#9AA0A6",
     "copy": "#6A5ACD",
     "publish": "#6A5ACD",
+    "fetch_accepted": "#6A5ACD",
     "fetch": "#6A5ACD",
     "iteration": "#5F6B7A",
     "other": "#BDBDBD",
 }
 """One colour a phase, everywhere (NVTX, report, widgets): Okabe-Ito, then Tol's muted set, for the colour-blind."""
+
+RELEASED_BY = {"accepted": "fetch_accepted"}
+"""The copy that ends a wait, by the wait's name; any other wait ends with what its iteration enqueued last before it."""
 
 NO_ITERATION = -1
 """Iteration number of a record made while no iteration was open."""
@@ -150,7 +155,7 @@ class BatchInfo:
     num_prefill: int
     """Rows reading their prompt."""
     num_decode: int
-    """Rows adding one token each."""
+    """Rows adding one token each, or with drafting one and as many as are accepted."""
     request_ids: tuple[str, ...]
     """One a row, in row order."""
 
@@ -262,9 +267,14 @@ class RequestRecord:
     finished_ns: int | None = None
     """Its last output was made."""
     token_times_ns: tuple[int, ...] = ()
-    """When each output token was known to the host, rising; the first is ``first_token_ns``."""
+    """When each output token was known to the host; the first is ``first_token_ns``. They rise, but for accepted drafts,
+    which have one time with the token behind them."""
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     finish_reason: str | None = None
     void_reasons: tuple[str, ...] = ()
     """Why its times mean nothing: of the void iterations it lived through, whether their records are left or not."""
+    drafts_proposed: tuple[int, ...] = ()
+    """Draft tokens verified for it, by their place behind the newest token; empty without drafting."""
+    drafts_accepted: tuple[int, ...] = ()
+    """Of those, the accepted ones."""

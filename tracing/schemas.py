@@ -11,6 +11,8 @@ WORD = pa.dictionary(pa.int32(), pa.string())
 """A string out of few."""
 NAMES = pa.list_(pa.field("element", pa.string(), nullable=False))
 TIMES = pa.list_(pa.field("element", pa.int64(), nullable=False))
+NUMBERS = TIMES
+"""One a place."""
 COUNTS = pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False))
 
 
@@ -84,6 +86,8 @@ REQUESTS = pa.schema(
         *_maybe("e2e_ns"),
         _required("is_void", pa.bool_()),
         _required("void_reasons", NAMES),
+        _required("drafts_proposed", NUMBERS),
+        _required("drafts_accepted", NUMBERS),
     ]
 )
 PHASES = pa.schema(

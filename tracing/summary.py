@@ -184,6 +184,24 @@ class RequestLatency:
     e2e: Spread | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftTable:
+    """Drafts of all requests, void ones too: counts are no times."""
+
+    proposed: tuple[int, ...]
+    """Draft tokens verified, by their place behind the newest token."""
+    accepted: tuple[int, ...]
+    """Of those, the ones that the model's own draws bore out."""
+    acceptance: tuple[float, ...]
+    """Accepted over proposed, by place."""
+    acceptance_rate: float
+    """Of all places together."""
+    verified_rows: int
+    """Rows that had drafts, each counted at every verification."""
+    tokens_per_row: float
+    """Mean accepted length: tokens that one such row gave, the model's own draw included."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Summary:
     """All numbers of one run; at a prompt it shows itself as the table."""
@@ -207,6 +225,8 @@ class Summary:
     graphs: GraphTable
     wasted_rows: WastedRows
     requests: RequestLatency
+    drafts: DraftTable | None = None
+    """None where nothing was drafted."""
 
     @property
     def num_timed(self) -> int:

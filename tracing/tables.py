@@ -80,6 +80,7 @@ def requests_table(requests: Iterable[RequestRecord], iterations: Iterable[Itera
     disturbed = disturbed_times(iterations)
     kept = ("request_id", "arrival_ns", "admitted_ns", "first_token_ns", "finished_ns", "token_times_ns")
     counts = ("num_prompt_tokens", "num_output_tokens", "finish_reason")
+    lists = ("void_reasons", "drafts_proposed", "drafts_accepted")
     return _table(
         schemas.REQUESTS,
         {
@@ -89,7 +90,7 @@ def requests_table(requests: Iterable[RequestRecord], iterations: Iterable[Itera
             "tpot_ns": [_tpot(row) for row in rows],
             "e2e_ns": [_between(row.arrival_ns, row.finished_ns) for row in rows],
             "is_void": [is_void_request(row, disturbed) for row in rows],
-            "void_reasons": [row.void_reasons for row in rows],
+            **{name: [getattr(row, name) for row in rows] for name in lists},
         },
     )
 

@@ -89,8 +89,9 @@ class Background:
         """Changes when a run in progress must not touch the engine any more."""
         self._tasks: set[asyncio.Task[RunOutcome]] = set()
         """Held here, for a loop holds its tasks weakly."""
-        self._wait_asked_ns: int | None = None
-        self._last_wait_ns = 0
+        self._asked: tuple[Phase, int] | None = None
+        """The phase that may wait long, and when it was come to."""
+        self._last_wait_ns: dict[Phase, int] = {}
         self._idle_turn_ns = SLICE_NS
         self._awaited: tuple[Border, Event] | None = None
 
@@ -140,10 +141,12 @@ class Background:
         outcome = RunOutcome()
         if generation != self._generation:
             return outcome  # cancelled before the loop came to it
+        self._asked = None
         slice_end_ns = time.perf_counter_ns() + SLICE_NS
         try:
             for turn in self._driver.go(outcome, n, until, self._waits):
-                self._note_wait(turn)
+                if turn is Turn.BETWEEN:
+                    self._note_wait()
                 self._has_rested &= turn is Turn.WAITING
                 if turn is Turn.WAITING:
                     await self._turn_while_waiting()
@@ -194,31 +197,45 @@ class Background:
         """Whether the phase before which an iteration stands would wait long for the device."""
         if self.pace_s or self._has_rested:
             border.iteration.void_reasons.add("paced")
-        sampled = border.iteration.sampled
-        if border.phase is not Phase.RESOLVE or sampled is None:
+        self._note_wait()
+        ready = _awaited_by(border)
+        if ready is None:
             return False
-        self._wait_asked_ns = time.perf_counter_ns()
-        if self._last_wait_ns < _LONG_WAIT_NS or sampled.ready.done():
+        self._asked = border.phase, time.perf_counter_ns()
+        if self._last_wait_ns.get(border.phase, 0) < _LONG_WAIT_NS or ready.done():
             return False
-        self._awaited = border, sampled.ready
+        self._awaited = border, ready
         return True
 
-    def _note_wait(self, turn: Turn) -> None:
-        """How long the device was waited for, the phases behind the wait included: what the next wait may take."""
-        if turn is Turn.BETWEEN and self._wait_asked_ns is not None:
-            self._last_wait_ns = time.perf_counter_ns() - self._wait_asked_ns
-            self._wait_asked_ns = None
+    def _note_wait(self) -> None:
+        """How long the phase took before which the device was waited for: what its next wait may take."""
+        if self._asked is not None:
+            phase, asked_ns = self._asked
+            self._last_wait_ns[phase] = time.perf_counter_ns() - asked_ns
+            self._asked = None
 
     async def _turn_while_waiting(self) -> None:
         assert self._awaited is not None
-        assert self._wait_asked_ns is not None
+        assert self._asked is not None
         border, ready = self._awaited
-        until_ns = self._wait_asked_ns + int(self._last_wait_ns * _SPENT_ON_LOOP)
+        until_ns = self._asked[1] + int(self._last_wait_ns[border.phase] * _SPENT_ON_LOOP)
         while not ready.done() and (now_ns := time.perf_counter_ns()) < until_ns:
             await asyncio.sleep(_NAP_S)
             late_ns = time.perf_counter_ns() - now_ns - int(_NAP_S * 1e9)
             if late_ns > _LATE_NS and ready.done():
                 border.iteration.void_reasons.add("event_loop")
+
+
+def _awaited_by(border: Border) -> Event | None:
+    """What the phase before which an iteration stands would wait for; None for a phase that waits for nothing."""
+    sampled, verified = border.iteration.sampled, border.iteration.verified
+    if border.phase is Phase.REWIND and verified is not None:
+        return verified.accepted_ready
+    if border.phase is not Phase.RESOLVE:
+        return None
+    if verified is not None:
+        return verified.ready
+    return None if sampled is None else sampled.ready
 
 
 def show_error(error: BaseException) -> None:

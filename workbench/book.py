@@ -215,6 +215,7 @@ class RequestBook:
 
     def _record(self, request: Request, watch: BorderWatch) -> RequestRecord:
         timings, output = request.timings, self.output(request.request_id)
+        drafts = watch.draft_counts(request)
         return RequestRecord(
             request_id=request.request_id,
             arrival_ns=timings.arrival_ns,
@@ -226,6 +227,8 @@ class RequestBook:
             num_output_tokens=len(request.output_ids),
             finish_reason=None if output is None else output.finish_reason,
             void_reasons=tuple(sorted(request.void_reasons)),
+            drafts_proposed=drafts.proposed,
+            drafts_accepted=drafts.accepted,
         )
 
     def clear(self) -> None:

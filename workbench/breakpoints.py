@@ -280,9 +280,9 @@ class Breakpoints:
             return request.row is not None
         if phase is Phase.FORWARD:
             return iteration.plan is not None and request_id in iteration.plan.request_ids
-        if phase is Phase.SAMPLE:
+        if phase in (Phase.SAMPLE, Phase.VERIFY):
             return pending is not None and request_id in pending.request_ids
-        if phase is Phase.RESOLVE:
+        if phase in (Phase.DRAFT, Phase.REWIND, Phase.RESOLVE):
             return iteration.consumed is not None and request_id in iteration.consumed.request_ids
         return request in iteration.advanced or request in iteration.ended
 

@@ -7,13 +7,13 @@ What was written is the difference of the two images. What was read cannot be se
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from engine.phases import Phase
-from engine.step_function import FROM_SAMPLE, NO_BLOCK
-from workbench.images import BorderImage, StagedImage, TableImage
+from engine.step_function import FROM_DRAFT, FROM_SAMPLE, NO_BLOCK
+from workbench.images import BorderImage, PendingImage, StagedImage, TableImage, VerifiedImage
 
 _ROW = "row"
 _NOT_SHOWN = ("key", "block_count", "is_prefill")
@@ -110,17 +110,38 @@ def _read(phase: Phase, before: BorderImage, behind: BorderImage) -> Iterator[Re
         yield Reading(name="free blocks", request_id=None, value=before.num_free_blocks)
     elif phase is Phase.FORWARD and before.staged is not None:
         yield from _staged_read(before.staged)
-    elif phase is Phase.SAMPLE and before.pending is not None:
-        rows = before.pending.table_rows.tolist()
-        for request_id, row in zip(before.pending.request_ids, rows, strict=True):
-            note = "its request ended: computed for nothing" if row < 0 else _partial_note(before.table, row)
-            yield Reading(name="pending row", request_id=request_id, value=row, is_stale=row < 0, note=note)
+    elif phase in (Phase.SAMPLE, Phase.VERIFY) and before.pending is not None:
+        yield from _pending_read(before.table, before.pending, behind.verified)
+    elif phase in (Phase.DRAFT, Phase.REWIND) and behind.verified is not None:
+        yield from _verified_read(phase, behind.verified)
+        if phase is Phase.REWIND:
+            yield from _columns_read(before.table, ("kv_len",))
     elif phase is Phase.RESOLVE:
         yield from _results_read(before, behind)
         yield from _columns_read(before.table, ("num_output", "max_output"))
     elif phase is Phase.EMIT:
         for request_id, reason in before.ended.items():
             yield Reading(name="finish reason", request_id=request_id, value=reason)
+
+
+def _pending_read(table: TableImage, pending: PendingImage, verified: VerifiedImage | None) -> Iterator[Reading]:
+    drafts = {} if verified is None else verified.drafts
+    for request_id, row in zip(pending.request_ids, pending.table_rows.tolist(), strict=True):
+        note = "its request ended: computed for nothing" if row < 0 else _partial_note(table, row)
+        yield Reading(name="pending row", request_id=request_id, value=row, is_stale=row < 0, note=note)
+        if drafts.get(request_id):
+            yield Reading(name="drafts", request_id=request_id, value=f"{drafts[request_id]}, on the device")
+
+
+def _verified_read(phase: Phase, verified: VerifiedImage) -> Iterator[Reading]:
+    """What the two phases behind verify read of it: draft its newest ids on the device, rewind the counts."""
+    for request_id, drafts in verified.drafts.items():
+        if phase is Phase.DRAFT:
+            yield Reading(name="newest id", request_id=request_id, value="on the device")
+        elif drafts and verified.accepted is not None:
+            yield Reading(
+                name="accepted drafts", request_id=request_id, value=f"{verified.accepted[request_id]} of {drafts}"
+            )
 
 
 def _columns_read(table: TableImage, names: tuple[str, ...]) -> Iterator[Reading]:
@@ -150,9 +171,15 @@ def _staged_read(staged: StagedImage) -> Iterator[Reading]:
 
 def _results_read(before: BorderImage, behind: BorderImage) -> Iterator[Reading]:
     for request_id in before.sampled or ():
-        token = behind.tokens.get(request_id)
-        note = "" if token is not None else "its row has no such owner any more, or was aborted: given to nobody"
-        yield Reading(name="sampled id", request_id=request_id, value=token, is_stale=token is None, note=note)
+        tokens = behind.tokens.get(request_id)
+        note = "" if tokens is not None else "its row has no such owner any more, or was aborted: given to nobody"
+        name = "sampled id" if before.verified is None else "verified ids"
+        yield Reading(name=name, request_id=request_id, value=_plain(tokens), is_stale=tokens is None, note=note)
+
+
+def _plain(tokens: tuple[int, ...] | None) -> Any:
+    """One token as a number."""
+    return tokens[0] if tokens is not None and len(tokens) == 1 else tokens
 
 
 # -- written -----------------------------------------------------------------------------------------------------------
@@ -160,19 +187,36 @@ def _results_read(before: BorderImage, behind: BorderImage) -> Iterator[Reading]
 
 def _written(before: BorderImage, behind: BorderImage) -> Iterator[Change]:
     yield from _counts_written(before, behind)
-    yield from table_changes(before.table, behind.table, is_ahead=before.staged is None and behind.staged is not None)
+    rewound = behind.verified if before.verified is not None and before.verified.accepted is None else None
+    is_ahead = before.staged is None and behind.staged is not None
+    yield from table_changes(before.table, behind.table, is_ahead=is_ahead, rewound=rewound)
     yield from _record_written(before, behind)
     if behind.staged is not None and before.staged is None:
         yield from _staged_written(behind.overwritten, behind.staged)
-    for request_id, token in behind.tokens.items():
-        if request_id not in before.tokens:
-            former = behind.former_tokens.get(request_id)
-            yield Change(name="newest token", request_id=request_id, old=former, new=token)
+    yield from _tokens_written(before, behind)
     for request_id, reason in behind.ended.items():
         if request_id not in before.ended:
             yield Change(name="finish reason", request_id=request_id, old=None, new=reason)
     for request_id, is_last in behind.outputs[len(before.outputs) :]:
         yield Change(name="output", request_id=request_id, old=None, new="last" if is_last else "progress")
+
+
+def _tokens_written(before: BorderImage, behind: BorderImage) -> Iterator[Change]:
+    for request_id, tokens in behind.tokens.items():
+        if request_id in before.tokens:
+            continue
+        former = behind.former_tokens.get(request_id)
+        drafts, name, note = len(tokens) - 1, "newest token", ""
+        if drafts:
+            name = "newest tokens"
+            note = "the first is an accepted draft" if drafts == 1 else f"the first {drafts} are accepted drafts"
+        yield Change(
+            name=name,
+            request_id=request_id,
+            old=None if former is None else former[-1],
+            new=_plain(tokens),
+            note=note,
+        )
 
 
 def _counts_written(before: BorderImage, behind: BorderImage) -> Iterator[Change]:
@@ -184,13 +228,16 @@ def _counts_written(before: BorderImage, behind: BorderImage) -> Iterator[Change
             yield Change(name=name, request_id=None, old=old, new=new)
 
 
-def table_changes(before: TableImage, behind: TableImage, *, is_ahead: bool = False) -> Iterator[Change]:
+def table_changes(
+    before: TableImage, behind: TableImage, *, is_ahead: bool = False, rewound: VerifiedImage | None = None
+) -> Iterator[Change]:
     """Differences of the table by request, wherever its row is now: an equal value in another row is no change.
 
     Args:
         before: The table then.
         behind: The table later.
         is_ahead: ``kv_len`` counts what the next phase launches.
+        rewound: What ``kv_len`` went back for, of a rewind.
     """
     if before is behind:
         return
@@ -202,7 +249,8 @@ def table_changes(before: TableImage, behind: TableImage, *, is_ahead: bool = Fa
         if key not in rows_before:
             yield from _entered(behind, row)
         else:
-            yield from _stayed(before, rows_before[key], behind, row, is_ahead)
+            notes = {"kv_len": _AHEAD} if is_ahead else _rewind_notes(rewound, behind.request_ids[row])
+            yield from _stayed(before, rows_before[key], behind, row, notes)
 
 
 def _left(table: TableImage, row: int) -> Iterator[Change]:
@@ -220,7 +268,22 @@ def _entered(table: TableImage, row: int) -> Iterator[Change]:
     yield Change(name="blocks", request_id=request_id, old=(), new=table.blocks(row))
 
 
-def _stayed(before: TableImage, old_row: int, behind: TableImage, row: int, is_ahead: bool) -> Iterator[Change]:
+def _rewind_notes(rewound: VerifiedImage | None, request_id: str) -> dict[str, str]:
+    """By column, why rewind wrote it."""
+    if rewound is None or rewound.accepted is None or request_id not in rewound.accepted:
+        return {}
+    accepted = rewound.accepted[request_id]
+    rejected = rewound.drafts[request_id] - accepted
+    state = "the next forward goes on from the state behind the newest token"
+    return {
+        "kv_len": f"{rejected} rejected draft{'' if rejected == 1 else 's'} taken back",
+        "num_accepted": f"{state}, {accepted} accepted draft{'' if accepted == 1 else 's'} further",
+    }
+
+
+def _stayed(
+    before: TableImage, old_row: int, behind: TableImage, row: int, notes: Mapping[str, str]
+) -> Iterator[Change]:
     request_id = behind.request_ids[row]
     if old_row != row:
         yield Change(name=_ROW, request_id=request_id, old=old_row, new=row, note="moved to fill a hole")
@@ -231,8 +294,7 @@ def _stayed(before: TableImage, old_row: int, behind: TableImage, row: int, is_a
             continue
         old, new = before.columns[name][old_row].item(), column[row].item()
         if old != new:
-            note = _AHEAD if is_ahead and name == "kv_len" else ""
-            yield Change(name=name, request_id=request_id, old=old, new=new, note=note)
+            yield Change(name=name, request_id=request_id, old=old, new=new, note=notes.get(name, ""))
     if before.blocks(old_row) != behind.blocks(row):
         yield Change(name="blocks", request_id=request_id, old=before.blocks(old_row), new=behind.blocks(row))
 
@@ -249,7 +311,8 @@ def _record_written(before: BorderImage, behind: BorderImage) -> Iterator[Change
                 note = "its request ended: computed for nothing" if new_row < 0 else ""
                 yield Change(name="pending row", request_id=request_id, old=old_row, new=new_row, note=note)
     if before.sampled is None and behind.sampled is not None:
-        yield Change(name="sampled", request_id=None, old=None, new=f"ids of {len(behind.sampled)} rows, on their way")
+        name = "sampled" if behind.verified is None else "verified"
+        yield Change(name=name, request_id=None, old=None, new=f"ids of {len(behind.sampled)} rows, on their way")
 
 
 def _staged_written(old: StagedImage | None, new: StagedImage) -> Iterator[Change]:
@@ -277,11 +340,25 @@ def _staged_values(staged: StagedImage, place: int) -> dict[str, Any]:
         "table_row": int(fields["table_row"][row]),
         "kv_len": int(fields["kv_len"][row]),
         "positions": tuple(fields["positions"][start : start + length].tolist()),
-        "token_ids": "the id sampled last, on the device" if ids == (FROM_SAMPLE,) else ids,
+        "token_ids": _ids_text(ids),
     }
     if int(fields["row_block"][row]) != NO_BLOCK:
         values["row_block"] = int(fields["row_block"][row])
     return values
+
+
+def _ids_text(ids: tuple[int, ...]) -> Any:
+    """Staged ids; in words where some are on the device."""
+    if ids == (FROM_SAMPLE,):
+        return "the id sampled last, on the device"
+    if all(token >= 0 for token in ids):
+        return ids
+    words = ["the id sampled last" if token == FROM_SAMPLE else _id_text(token) for token in ids]
+    return f"{', '.join(words)}, on the device"
+
+
+def _id_text(token: int) -> str:
+    return f"draft {FROM_DRAFT - token + 1}" if token <= FROM_DRAFT else str(token)
 
 
 # -- enqueued ----------------------------------------------------------------------------------------------------------
@@ -294,6 +371,12 @@ def _enqueued(phase: Phase, before: BorderImage, behind: BorderImage) -> Iterato
     if phase is Phase.SAMPLE and behind.sampled is not None and before.sampled is None:
         yield "sample: newest id and position of each row on the device"
         yield "fetch: sampled ids to a pinned buffer, on the copy stream"
+    if phase is Phase.VERIFY and behind.verified is not None and before.verified is None:
+        yield "verify: ids drawn in turn, accepted counts, newest id and position of each row on the device"
+        yield "fetch_accepted: the counts to a pinned buffer, on the copy stream"
+        yield "fetch: the drawn ids behind them"
+    if phase is Phase.DRAFT and behind.verified is not None and behind.verified.drafts:
+        yield "draft: what follows each row's newest token, and the heads' entries of it"
     if phase in (Phase.ADMIT, Phase.RESOLVE, Phase.EMIT) and _moved(before.table, behind.table):
         yield "compact: device columns follow the rows that moved"
 

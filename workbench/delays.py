@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from engine.controller import Iteration
 
 PhaseFunction = Callable[["Iteration"], None]
-DEVICE_WORK = ("publish", "forward", "sample", "fetch", "compact")
+DEVICE_WORK = ("publish", "forward", "sample", "verify", "draft", "fetch_accepted", "fetch", "compact")
 """What a CPU device can be made to take longer for; said with ``device`` before it."""
 _DEVICE = "device "
 

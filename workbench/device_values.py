@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.engine import Engine
 from engine.errors import ConfigError
 
-READABLE = ("last_token", "block_table", "ints", "floats", "logits")
+READABLE = ("last_token", "drafts", "block_table", "ints", "floats", "logits")
 """Names that :func:`read_device_value` knows; ``engine/columns.py`` has the map of all but the last."""
 
 
@@ -23,7 +23,8 @@ def read_device_value(engine: Engine, name: str) -> NDArray[Any] | None:
         name: One of :data:`READABLE`; ``logits`` are those of the pending forward, one row a batch row.
 
     Returns:
-        A copy, without the dummy row; None for ``logits`` while no forward is pending.
+        A copy, without the dummy row; None for ``logits`` while no forward is pending, and for ``drafts`` without
+        drafting.
 
     Raises:
         ConfigError: the name is unknown.
@@ -36,7 +37,8 @@ def read_device_value(engine: Engine, name: str) -> NDArray[Any] | None:
         pending = engine.pending
         return None if pending is None or pending.logits.rows is None else _copied(pending.logits.rows)
     columns = engine.runner.columns
-    return _copied(getattr(columns, name)[: columns.dummy_row])
+    values = getattr(columns, name)
+    return None if values is None else _copied(values[: columns.dummy_row])
 
 
 def _copied(tensor: Tensor) -> NDArray[Any]:

@@ -18,6 +18,7 @@ from engine.phases import Phase
 from engine.request import RequestOutput
 from workbench.breakpoints import Breakpoint, Breakpoints
 from workbench.desk import Desk
+from workbench.drafted import Drafted
 from workbench.events import EventLog, room_events
 from workbench.expressions import Expressions
 from workbench.peek import SessionError, as_phase, coming_phases
@@ -73,6 +74,7 @@ class Driver:
         self.desk = desk
         self._watch = watch
         watch.behind_admit = self._admit_ran
+        watch.behind_rewind = self._rewind_ran
         self._breakpoints = breakpoints
         self._expressions = expressions
         self._events = events
@@ -209,6 +211,11 @@ class Driver:
             free = self.engine.pool.num_free
             for kind, text in room_events(iteration.room, free):
                 self._events.tell(kind, text)
+
+    def _rewind_ran(self, drafted: Drafted) -> None:
+        """A mark in the trace; none where only prompts were read."""
+        if drafted.num_verified:
+            self.engine.recorder.instant("rewind", accepted=drafted.num_accepted, drafts=drafted.num_verified)
 
     def _note(self, iteration: Iteration) -> None:
         if self._expressions:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from engine.admission import Entry, Refusal
 from engine.engine import Engine
 from engine.phases import Phase
@@ -196,16 +198,18 @@ def _coming_token(engine: Engine, request: Request, token: str) -> str:
         following = (
             ", and as its last it was left out of the forward behind it" if _was_left_out(engine, request) else ""
         )
-        return f"{token} is sampled: resolve gives it to the request{following}"
+        return f"{_drawn_text(engine, request, token)}{following}"
     if pending is not None and row in pending.table_rows:
-        return f"{token} comes from the forward that iteration {pending.iteration} launched, once it is sampled"
+        how = "verified" if engine.config.speculative_tokens else "sampled"
+        return f"{token} comes from the forward that iteration {pending.iteration} launched, once it is {how}"
     return prepared if _is_prepared(engine, request) else f"{token} comes from the next forward, which holds it"
 
 
 def _is_sampled(engine: Engine, request: Request) -> bool:
     """Whether the iteration in hand has sampled it and not resolved that yet."""
     current = engine.in_hand
-    consumed = None if current is None or current.sampled is None else current.consumed
+    has_drawn = current is not None and (current.sampled is not None or current.verified is not None)
+    consumed = current.consumed if current is not None and has_drawn else None
     if consumed is None or engine.next_phase is None or Phase.RESOLVE not in coming_phases(engine):
         return False
     return request.key in consumed.keys.tolist() and request.key != consumed.partial_key
@@ -214,8 +218,38 @@ def _is_sampled(engine: Engine, request: Request) -> bool:
 def _was_left_out(engine: Engine, request: Request) -> bool:
     """Whether a forward was prepared behind the sampled one without this row, for it is known to end."""
     plan = engine.in_hand.plan if engine.in_hand is not None else None
-    return plan is not None and request.remaining_tokens == 1 and request.request_id not in plan.request_ids
+    ends = request.remaining_tokens <= 1 + (_accepted(engine, request) or 0)
+    return plan is not None and ends and request.request_id not in plan.request_ids
 
+
+def _accepted(engine: Engine, request: Request) -> int | None:
+    """Drafts of it that the iteration in hand accepted; None without any to accept, or while that is not known."""
+    drafts = _drafts(engine, request)
+    return None if drafts is None else drafts[1]
+
+
+def _drafts(engine: Engine, request: Request) -> tuple[int, int | None] | None:
+    """Drafts of it that the iteration in hand verifies, and how many of them it accepted, once that is known."""
+    current = engine.in_hand
+    if current is None or current.verified is None:
+        return None
+    places = np.flatnonzero(current.verified.keys == request.key)
+    drafts = int(current.verified.num_drafts[places[0]]) if places.size else 0
+    if not drafts:
+        return None
+    return drafts, None if current.num_tokens is None else int(current.num_tokens[places[0]]) - 1
+
+
+def _drawn_text(engine: Engine, request: Request, token: str) -> str:
+    drafts = _drafts(engine, request)
+    if drafts is None:
+        return f"{token} is sampled: resolve gives it to the request"
+    count, accepted = drafts
+    proposed = _count(count, "draft")
+    if accepted is None:
+        return f"{token} is drawn and its {proposed} verified: rewind learns how many are accepted"
+    given = "" if not accepted else f" and the {_count(accepted, 'accepted draft')} before it"
+    return f"{token}{given} ({accepted} of {proposed} accepted) go to the request in resolve"
 
 # -- waiting -----------------------------------------------------------------------------------------------------------
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.engine import Engine
 from engine.phases import Order, Reason
-from engine.policy import OrderState, choose_order
+from engine.policy import OrderState
 from tracing.records import IterationRecord
 from workbench.history import History
-from workbench.peek import SessionError
+from workbench.peek import SessionError, coming_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +133,7 @@ def explain_next(engine: Engine) -> str:
     """Of the iteration that would come next; asks the order policy once more than a run does."""
     if not engine.has_unfinished():
         return "No iteration would come next: no request is live. Submit one, or let the next arrival come."
-    controller = engine.controller
-    state = controller.order_state()
-    if not state.has_pending:
-        state = replace(state, mode=state.wanted_mode)
-    order, reason = choose_order(state, controller.policy)
-    return explain_coming(controller.next_index, order, reason, state)
+    return explain_coming(engine.controller.next_index, *coming_order(engine))
 
 
 def explain_coming(index: int, order: Order, reason: Reason, state: OrderState) -> str:

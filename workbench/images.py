@@ -18,6 +18,7 @@ from engine.engine import Engine
 from engine.plan import Plan, batch_rows_of
 from engine.request import Request
 from engine.results import PendingForward, SampleResult
+from engine.speculative import Verified
 from engine.staging import HostSlab
 from engine.table import RequestTable
 from workbench.snapshot import RowView, progress_text
@@ -116,6 +117,16 @@ class StagedImage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerifiedImage:
+    """A verification, by request."""
+
+    drafts: Mapping[str, int]
+    """Drafts that were verified: none of a prompt's row."""
+    accepted: Mapping[str, int] | None
+    """Of those, the accepted ones; None until rewind has waited for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BorderImage:
     """The host's state behind a phase, or before the first phase of an iteration."""
 
@@ -128,10 +139,12 @@ class BorderImage:
     overwritten: StagedImage | None
     """What the same half was staged with before: two forwards old, read by nobody any more."""
     sampled: tuple[str, ...] | None
-    """Requests whose sampled ids are on their way or there; None before sample."""
-    tokens: Mapping[str, int]
-    """The newest token of each request that resolve gave one."""
-    former_tokens: Mapping[str, int]
+    """Requests whose sampled ids are on their way or there; None before sample or verify."""
+    verified: VerifiedImage | None
+    """What verify drew for those, with drafting; None before it."""
+    tokens: Mapping[str, tuple[int, ...]]
+    """The newest tokens of each request that resolve gave any: one, with drafting also the accepted drafts."""
+    former_tokens: Mapping[str, tuple[int, ...]]
     """Those of the iteration before."""
     ended: Mapping[str, str]
     """Finish reason of each request whose end this iteration found."""
@@ -147,7 +160,7 @@ class Photographer:
         self._table: TableImage | None = None
         self._halves: dict[int, int] = {}
         self._staged: dict[int, StagedImage] = {}
-        self._tokens: Mapping[str, int] = {}
+        self._tokens: Mapping[str, tuple[int, ...]] = {}
 
     def take(self, iteration: Iteration, before: BorderImage | None) -> BorderImage:
         """The state now.
@@ -164,7 +177,8 @@ class Photographer:
             overwritten, self._staged[staged.half] = self._staged.get(staged.half), staged
         tokens, former = ({}, {}) if before is None else (before.tokens, before.former_tokens)
         if len(tokens) != len(iteration.advanced):
-            tokens, former = _newest_tokens(iteration), self._tokens
+            table = None if before is None else before.table
+            tokens, former = _newest_tokens(iteration, table), self._tokens
             self._tokens = tokens
         return BorderImage(
             table=self._table,
@@ -173,7 +187,8 @@ class Photographer:
             num_waiting=engine.queue.num_waiting,
             staged=staged,
             overwritten=overwritten,
-            sampled=None if iteration.sampled is None else _sampled_ids(iteration.sampled),
+            sampled=_sampled_ids(iteration.sampled or iteration.verified),
+            verified=None if iteration.verified is None else _verified_image(iteration, iteration.verified),
             tokens=tokens,
             former_tokens=former,
             ended={request.request_id: request.finish_reason or "" for request in iteration.ended},
@@ -248,12 +263,37 @@ def _pending_image(pending: PendingForward | None, before: PendingImage | None) 
     )
 
 
-def _sampled_ids(sampled: SampleResult) -> tuple[str, ...]:
+def _sampled_ids(sampled: SampleResult | Verified | None) -> tuple[str, ...] | None:
     """Requests of the consumed forward but for one whose prompt is read in part: of that nothing is sampled."""
+    if sampled is None:
+        return None
     end = sampled.first_row + sampled.num_rows
     rows = zip(sampled.pending.request_ids, sampled.pending.table_rows.tolist(), strict=True)
     return tuple(request_id for request_id, row in rows if row < end)
 
 
-def _newest_tokens(iteration: Iteration) -> Mapping[str, int]:
-    return {request.request_id: request.output_ids[-1] for request in iteration.advanced if request.output_ids}
+def _verified_image(iteration: Iteration, verified: Verified) -> VerifiedImage:
+    """By request, as the rows stood when it was launched."""
+    first, end = verified.first_row, verified.first_row + verified.num_rows
+    rows = zip(verified.pending.request_ids, verified.pending.table_rows.tolist(), strict=True)
+    place_of = {request_id: row - first for request_id, row in rows if first <= row < end}
+    given = iteration.num_tokens
+    return VerifiedImage(
+        drafts={request_id: int(verified.num_drafts[place]) for request_id, place in place_of.items()},
+        accepted=None
+        if given is None
+        else {request_id: int(given[place]) - 1 for request_id, place in place_of.items()},
+    )
+
+
+def _newest_tokens(iteration: Iteration, before: TableImage | None) -> Mapping[str, tuple[int, ...]]:
+    """Of each request that got any in resolve; ``before`` tells how many it had."""
+    advanced = [request for request in iteration.advanced if request.output_ids]
+    if iteration.verified is None or before is None:
+        return {request.request_id: (request.output_ids[-1],) for request in advanced}
+    row_of, had = before.row_of(), before.columns["num_output"]
+    return {
+        request.request_id: tuple(request.output_ids[int(had[row_of[request.key]]) :])
+        for request in advanced
+        if request.key in row_of
+    }

@@ -104,7 +104,7 @@ class Looking:
         """Copy one of the device's tensors to the host: waits for the device, and so voids an iteration's times.
 
         Args:
-            name: ``last_token``, ``block_table``, ``ints``, ``floats``, or ``logits`` of the pending forward.
+            name: ``last_token``, ``drafts``, ``block_table``, ``ints``, ``floats``, or ``logits`` of the pending forward.
 
         Returns:
             A numpy array.
@@ -115,7 +115,8 @@ class Looking:
         """
         value = read_device_value(self.engine, name)
         if value is None:
-            raise SessionError(f"there are no {name} to read: no forward is pending")
+            why = "no forward is pending" if name == "logits" else "speculative_tokens is 0"
+            raise SessionError(f"there are no {name} to read: {why}")
         self._watch.device_was_read(self.engine.in_hand)
         return value
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 from engine.engine import Engine
 from engine.errors import EngineError
-from engine.phases import Phase, Reason
-from engine.policy import choose_order
+from engine.phases import Order, Phase, Reason
+from engine.policy import OrderPolicy, OrderState, choose_order
 
 
 class SessionError(EngineError, RuntimeError):
@@ -19,14 +20,28 @@ def coming_phases(engine: Engine) -> tuple[Phase, ...]:
 
     Asks the engine's order policy once more than a run does.
     """
-    controller, next_phase = engine.controller, engine.next_phase
+    next_phase = engine.next_phase
     if engine.in_hand is not None and next_phase is not None:
         phases = engine.in_hand.order.phases
         return phases[phases.index(next_phase) :]
-    state = controller.order_state()
+    return coming_order(engine).order.phases
+
+
+class ComingOrder(NamedTuple):
+    """What an iteration that began now would take, and why."""
+
+    order: Order
+    reason: Reason
+    state: OrderState
+
+
+def coming_order(engine: Engine, policy: OrderPolicy | None = None) -> ComingOrder:
+    """Between iterations: of the next one. Asks ``policy``, or else the engine's once more than a run does."""
+    state = engine.controller.order_state()
     if not state.has_pending:  # a switch of mode takes effect as the iteration begins
         state = replace(state, mode=state.wanted_mode)
-    return choose_order(state, controller.policy)[0].phases
+    order, reason = choose_order(state, policy or engine.controller.policy)
+    return ComingOrder(order.with_drafting if engine.config.speculative_tokens else order, reason, state)
 
 
 def as_phase(phase: Phase | str) -> Phase:

@@ -93,7 +93,7 @@ def _blocks_of_next_chunk(engine: Engine, capacity: Capacity) -> set[Digest]:
     if engine.prefix_cache is None or row is None or reading is None:
         return set()
     first = int(table.chunk_end[row])
-    end = first + capacity.held.num_tokens - capacity.held.num_decode
+    end = first + capacity.held.num_tokens - capacity.held.num_decode * engine.config.decode_width
     return {*reading.digests[first // capacity.block_size : end // capacity.block_size]}
 
 

@@ -39,7 +39,7 @@ _MUST_AGREE = ("model", "dtype", "vocab_size")
 _SHOULD_AGREE = ("block_size", "num_blocks", "max_requests", "max_batch_tokens", "max_sequence_length", "graphs",
                  "chunked_prefill", "launch_ending_rows", "sampling_backend", "attention_backend", "graph_distribution",
                  "graph_non_decode", "graph_all_prefills", "prefix_caching", "eviction_policy", "capacity_policy",
-                 "paused_blocks", "overlap_admission")  # fmt: skip
+                 "paused_blocks", "overlap_admission", "speculative_tokens", "mamba_cache_gb")  # fmt: skip
 _POLICIES = {"admission_policy": "admission", "graph_list_policy": "graph list"}
 """Those that a replay takes from its session; the order of each iteration is the record's."""
 _HEAD = ("phase", "recorded work µs", "recorded wait µs", "")
@@ -138,7 +138,7 @@ class Replay(Script):
             ReplayError: a token differs, or an end.
         """
         record = self.records.get(iteration.index)
-        if record is not None and record.order != iteration.order.label:
+        if record is not None and _plain_order(record.order) != iteration.order.without_drafting.label:
             self.differing_orders.append(iteration.index)
         for request in (*iteration.advanced, *iteration.ended):
             expected = self._expected.get(request.request_id)
@@ -146,13 +146,14 @@ class Replay(Script):
                 self._compare(request, expected)
 
     def _compare(self, request: Request, expected: _Expected) -> None:
-        """The newest token, and an end; earlier tokens were compared when they were the newest."""
+        """The newest tokens, and an end; earlier ones were compared when they were the newest."""
         tokens, then = request.output_ids, expected.token_ids
-        newest = len(tokens) - 1
+        newest = range(max(0, len(tokens) - self._session.config.decode_width), min(len(tokens), len(then)))
+        at = next((place for place in newest if tokens[place] != then[place]), None)
         is_whole = request.finish_reason is not None and expected.finish_reason is not None
         problem = None
-        if 0 <= newest < len(then) and tokens[newest] != then[newest]:
-            problem = f"got token {tokens[newest]} at place {newest}, the record has {then[newest]}"
+        if at is not None:
+            problem = f"got token {tokens[at]} at place {at}, the record has {then[at]}"
         elif is_whole and (tuple(tokens), request.finish_reason) != (then, expected.finish_reason):
             problem = (
                 f"ended by {request.finish_reason} with {len(tokens)} tokens, in the record by "
@@ -294,6 +295,11 @@ def _expected(output: Mapping[str, Any]) -> _Expected:
     return _Expected(
         tuple(output["output_token_ids"]), output["finish_reason"], output["timings"]["finished_iteration"]
     )
+
+
+def _plain_order(label: str) -> str:
+    """Of an order by its label: the one that it takes the place of where drafts are verified."""
+    return next((order.without_drafting.label for order in Order if order.label == label), label)
 
 
 def _aborts_by_iteration(expected: Mapping[str, _Expected]) -> dict[int, list[str]]:

@@ -14,9 +14,11 @@ from statistics import median_low
 
 from tracing.comparison import AROUND_WORK
 from tracing.intervals import Interval, intersect, length, merge, subtract
-from tracing.records import BATCH_OF, COMPUTE_LANE, Category, IterationRecord, Span
+from tracing.records import COMPUTE_LANE, Category, IterationRecord, Span
 from tracing.windows import host_work
 
+_TELLS_TOKENS = ("sample", "verify")
+"""Compute work behind which the tokens of its forward are known; what draft heads do behind that is the next one's."""
 _SAID_FROM = 0.1
 """Share of the host's work from which a piece of device work beside it, or a rest of either kind, is named."""
 
@@ -221,7 +223,7 @@ def _borders(compute: Sequence[Span], trace: BorderInput) -> Iterable[Border]:
     starts = [start for start, _ in work]
     for first, second in pairwise(forwards):
         done, coming = compute[first], compute[second]
-        at_ns = max(span.end_ns for span in compute[first:second] if span is done or _ends_batch(span))
+        at_ns = max(span.end_ns for span in compute[first:second] if span is done or span.name in _TELLS_TOKENS)
         whole = (at_ns, coming.end_ns)
         if intersect([(done.start_ns, coming.end_ns)], void):
             continue
@@ -240,10 +242,6 @@ def _borders(compute: Sequence[Span], trace: BorderInput) -> Iterable[Border]:
             beside=_beside(hidden, compute[first : second + 1]),
             is_steady=steady is not None and steady[0] <= done.start_ns and coming.end_ns <= steady[1],
         )
-
-
-def _ends_batch(span: Span) -> bool:
-    return BATCH_OF.get(span.name) == "consumed"
 
 
 def _beside(hidden: Sequence[Interval], compute: Sequence[Span]) -> tuple[tuple[str, int], ...]:

@@ -23,9 +23,12 @@ ORDER_COLOURS: dict[str, str] = {
     "no_overlap": "#DDB892",
     "overlap": "#85664A",
     "overlap_admit": "#6F5B2E",
+    "mtp_legacy": "#B4AB9F",
+    "mtp_no_overlap": "#CBA377",
     "mtp_overlap": "#5A4433",
     "primer": "#F0E2C6",
     "drain": "#B39A84",
+    "mtp_drain": "#A08770",
     "dummy": "#E6E6E6",
 }
 """One colour an order: shades of earth, so that none is mistaken for a phase's or for a mark."""

@@ -82,13 +82,24 @@ class Run:
             device_clock_error_ns=self.device_clock_error_ns,
         )
 
+    def _request_dict(self, output: RequestOutput) -> dict[str, Any]:
+        """What came of one request; its drafts only where it had any."""
+        record = next((one for one in self.requests if one.request_id == output.request_id), None)
+        plain = request_dict(output)
+        if record is None or not record.drafts_proposed:
+            return plain
+        return {
+            **plain,
+            "drafts": {"proposed": list(record.drafts_proposed), "accepted": list(record.drafts_accepted)},
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON: config, every request, metrics and counters."""
         return {
             "name": self.name,
             "clock": self.clock,
             "config": dict(self.config),
-            "requests": [request_dict(output) for output in self.outputs],
+            "requests": [self._request_dict(output) for output in self.outputs],
             "metrics": self.summary.to_dict(),
             "counters": dict(self.counters),
             "lost_iterations": self.lost_iterations,

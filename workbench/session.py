@@ -173,7 +173,8 @@ class Session(Submitting, Looking):
         A breakpoint on the way ends it earlier.
 
         Args:
-            phase: ``admit``, ``prepare``, ``forward``, ``sample``, ``resolve`` or ``emit``.
+            phase: ``admit``, ``prepare``, ``forward``, ``sample``, ``resolve`` or ``emit``; with drafting also
+                ``verify``, ``draft`` and ``rewind``, in place of ``sample``.
             limit: The most iterations to run through.
 
         Returns:

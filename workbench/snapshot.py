@@ -114,7 +114,8 @@ class BudgetView:
     """Else it is prepared."""
     limit: int
     decode: int
-    """Tokens of decode rows, one each."""
+    """Tokens of decode rows: one each, and their drafts."""
+    num_decode: int
     prompt: int
     """Tokens of prompts and chunks."""
     num_prompts: int
@@ -436,13 +437,14 @@ def budget_view(engine: Engine, last: Iteration | None) -> BudgetView | None:
 
 def budget_of(engine: Engine, plan: Plan, iteration: int, *, is_launched: bool) -> BudgetView:
     """Of one forward."""
-    dims = plan.dims
+    dims, decode = plan.dims, plan.dims.num_decode * engine.config.decode_width
     return BudgetView(
         iteration=iteration,
         is_launched=is_launched,
         limit=engine.config.max_batch_tokens,
-        decode=dims.num_decode,
-        prompt=dims.num_tokens - dims.num_decode,
+        decode=decode,
+        num_decode=dims.num_decode,
+        prompt=dims.num_tokens - decode,
         num_prompts=dims.num_prefill,
         padding=plan.shape.num_tokens - dims.num_tokens,
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from engine.controller import Border, Iteration
 from engine.phases import Phase
 from engine.request import Request
+from workbench.drafted import DraftCounts, Drafted, DraftLog, DraftMarks
 
 Watcher = Callable[[Border], None]
 _FOLD_AT = 4096
@@ -41,6 +42,8 @@ class BorderWatch:
         """Records what phases read and wrote, while somebody wants that."""
         self.behind_admit: Callable[[Iteration], None] | None = None
         """Told of each iteration behind its admit."""
+        self.behind_rewind: Callable[[Drafted], None] | None = None
+        """Told of each verification once its accepted counts are known."""
         self._is_inline = is_inline
         self._device_was_read = False
         self._was_left = False
@@ -50,8 +53,9 @@ class BorderWatch:
         """The phase of it that has ended last; None before the first."""
         self.advanced: Sequence[Request] = ()
         """Requests that got a token in the resolve that ran last."""
-        self._notes: list[tuple[int, Sequence[Request]]] = []
+        self._notes: list[tuple[int, Sequence[Request], Drafted | None]] = []
         self._times: dict[int, list[int]] = {}
+        self._drafts = DraftLog()
 
     def __call__(self, border: Border) -> None:
         """Note what there is to note at ``border``."""
@@ -63,6 +67,10 @@ class BorderWatch:
                 self._note_tokens(border.iteration)
             elif border.phase is Phase.ADMIT and self.behind_admit is not None:
                 self.behind_admit(border.iteration)
+            elif border.phase is Phase.REWIND and self.behind_rewind is not None:
+                drafted = Drafted.of(border.iteration)
+                if drafted is not None:
+                    self.behind_rewind(drafted)
         if self.changes is not None:
             self.changes(border)
         if self._inner is not None:  # last: the debug mode's checks poison what is void from here on
@@ -84,7 +92,7 @@ class BorderWatch:
 
     def _note_tokens(self, iteration: Iteration) -> None:
         self.advanced = iteration.advanced
-        self._notes.append((time.perf_counter_ns(), self.advanced))
+        self._notes.append((time.perf_counter_ns(), self.advanced, Drafted.of(iteration)))
         if len(self._notes) >= _FOLD_AT:
             self._fold()
 
@@ -102,13 +110,24 @@ class BorderWatch:
     def token_times(self, request: Request) -> tuple[int, ...]:
         """When each of the request's tokens was known, nanoseconds; the first is its ``first_token_ns``.
 
-        Later ones are read at the end of resolve, so they include the release of rows.
+        Later ones are read at the end of resolve, so they include the release of rows. Accepted drafts are known with
+        the token behind them.
         """
         self._fold()
         times = self._times.get(request.key, [])[: len(request.output_ids)]
         if times and request.timings.first_token_ns is not None:
             return (request.timings.first_token_ns, *times[1:])
         return tuple(times)
+
+    def draft_marks(self, request: Request) -> DraftMarks | None:
+        """Which of its tokens were drafts; None before its first verification, and without drafting."""
+        self._fold()
+        return self._drafts.marks(request)
+
+    def draft_counts(self, request: Request) -> DraftCounts:
+        """How many of its drafts were proposed and accepted, by place."""
+        self._fold()
+        return self._drafts.counts(request)
 
     def clear(self) -> None:
         """Forget all tokens and iterations."""
@@ -117,9 +136,14 @@ class BorderWatch:
         self._device_was_read = self._was_left = False
         self._notes.clear()
         self._times.clear()
+        self._drafts.clear()
 
     def _fold(self) -> None:
-        for now_ns, requests in self._notes:
+        for now_ns, requests, drafted in self._notes:
+            if drafted is not None:
+                for key, num_tokens in self._drafts.note(requests, drafted):
+                    self._times.setdefault(key, []).extend([now_ns] * num_tokens)
+                continue
             for request in requests:
                 self._times.setdefault(request.key, []).append(now_ns)
         self._notes.clear()

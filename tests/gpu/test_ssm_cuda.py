@@ -165,7 +165,7 @@ def test_time_steps_are_kept_within_the_limits(name: str, rows: str) -> None:
         Tiles(block_p=32, num_warps=8, walk_limit=0),
         Tiles(block_p=64, walk_limit=1000),
         Tiles(chunk_block_p=16, chunk_warps=2),
-        Tiles(chunk_block_p=32),
+        Tiles(chunk=64, chunk_block_p=64),
     ],
 )
 @pytest.mark.parametrize("rows", ["decode", "mixed", "short"])

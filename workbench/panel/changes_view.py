@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_VALUES = 64
 """Values shown of what a phase read, and of what it wrote."""
 _EVERYBODY = -1
-_OF_TOKENS = ("newest token", "sampled id", "token_ids")
+_OF_TOKENS = ("newest token", "newest tokens", "verified ids", "sampled id", "token_ids")
 """How names of values end that are token ids."""
 
 
@@ -109,11 +109,14 @@ class PhaseCards:
 
 
 def readable_now(session: Session) -> list[str]:
-    """Names that ``session.read_device`` takes now; logits only while a forward is pending."""
+    """Names that ``session.read_device`` takes now; logits only while a forward is pending, drafts with drafting."""
     engine = session.engine
     if engine.is_closed:
         return []
-    return [name for name in READABLE if name != "logits" or engine.pending is not None]
+    absent = {"logits"} if engine.pending is None else set()
+    if not engine.config.speculative_tokens:
+        absent.add("drafts")
+    return [name for name in READABLE if name not in absent]
 
 
 def _title(session: Session, images: RecordedIteration) -> str:

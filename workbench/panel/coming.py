@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from engine.phases import Order
-from engine.policy import NeverOverlap, OrderPolicy, OrderState, PreferOverlap, choose_order
+from engine.policy import NeverOverlap, OrderPolicy, OrderState, PreferOverlap
 from workbench.explain_order import explain_coming
+from workbench.peek import coming_order
 from workbench.replays import RecordedOrders
 
 if TYPE_CHECKING:
@@ -47,13 +48,10 @@ def coming_iteration(session: Session) -> Coming:
     if none is not None:
         return Coming(None, none, none)
     index = engine.controller.next_index
-    state = engine.controller.order_state()
-    if not state.has_pending:  # a switch of mode takes effect as the iteration begins
-        state = replace(state, mode=state.wanted_mode)
     policy = engine.controller.policy
     asked: OrderPolicy = policy if isinstance(policy, _ASKABLE) else _Unasked()
     try:
-        order, reason = choose_order(state, asked)
+        order, reason, state = coming_order(engine, asked)
     except _AskedError:
         text = f"overlap is legal, {type(policy).__name__} decides"
         return Coming(None, text, f"Iteration {index} may overlap; the policy {type(policy).__name__} decides.")

@@ -58,6 +58,10 @@ _IN_ORDER: dict[tuple[Order, Phase], str] = {
     (Order.OVERLAP_ADMIT, Phase.FORWARD): "It lines up behind the sampling, before the host has seen a token.",
     (Order.OVERLAP_ADMIT, Phase.RESOLVE): "The device works on the next forward meanwhile, prompts included.",
     (Order.OVERLAP_ADMIT, Phase.EMIT): "The device works on the next forward meanwhile.",
+    (Order.MTP_LEGACY, Phase.REWIND): "The device goes on with the draft heads.",
+    (Order.MTP_OVERLAP, Phase.VERIFY): "It lines up behind the running forward; nobody waits.",
+    (Order.MTP_OVERLAP, Phase.REWIND): "This is the one wait before the next forward: its lengths depend on it. The "
+    "device goes on with the draft heads.",
     (Order.MTP_OVERLAP, Phase.PREPARE): "The device works on the draft heads meanwhile, so this is hidden.",
     (Order.MTP_OVERLAP, Phase.FORWARD): "It lines up behind the draft heads, before the host has seen a token.",
     (Order.MTP_OVERLAP, Phase.RESOLVE): "The device works on the next forward meanwhile.",
@@ -131,7 +135,7 @@ def _title(engine: Engine, last: Iteration, phase: Phase) -> str:
 
 def phase_title(order: Order, phase: Phase) -> str:
     """What a phase does in an order, in a sentence or two."""
-    more = _IN_ORDER.get((order, phase))
+    more = _IN_ORDER.get((order, phase)) or _IN_ORDER.get((order.without_drafting, phase))
     return _IN_EVERY_ORDER[phase] if more is None else f"{_IN_EVERY_ORDER[phase]} {more}"
 
 
@@ -165,9 +169,9 @@ def _prepared(engine: Engine, plan: Plan, iteration: int) -> ForwardCell:
 
 
 def _rows_text(budget: BudgetView) -> str:
-    kinds = [f"{count} {kind}" for count, kind in ((budget.num_prompts, "prefill"), (budget.decode, "decode")) if count]
+    kinds = [f"{count} {kind}" for count, kind in ((budget.num_prompts, "prefill"), (budget.num_decode, "decode")) if count]
     num_tokens = budget.decode + budget.prompt
-    rows = "row" if budget.num_prompts + budget.decode == 1 else "rows"
+    rows = "row" if budget.num_prompts + budget.num_decode == 1 else "rows"
     padding = f" and {budget.padding} of padding" if budget.padding else ""
     return f"{' and '.join(kinds)} {rows}, {num_tokens} {'token' if num_tokens == 1 else 'tokens'}{padding}"
 

@@ -1,0 +1,86 @@
+"""The state-space interface: the operations of Mamba2 over a packed batch whose rows keep their state in slots.
+
+Letters: T tokens of the batch, N batch rows, C convolution channels, K convolution width, H heads, P head size,
+G groups, S state size. Head h belongs to group h // (H / G).
+
+Both stateful operations follow the same rules. A row goes on from slot ``batch.state_from_N``, or from zeros where it
+has no tokens before this forward, and leaves its state in ``batch.state_to_N``; each of ``batch.snapshots`` is written,
+too. Padding tokens enter no state, and rows without query tokens write to the dummy slot alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from engine.batch import ForwardBatch
+
+NO_LIMITS = (0.0, float("inf"))
+
+
+class ScanInputs(NamedTuple):
+    """What the scan reads of each token, in the activations' float type."""
+
+    x_THP: Tensor
+    dt_TH: Tensor
+    """Time steps before bias and softplus."""
+    B_TGS: Tensor
+    C_TGS: Tensor
+
+
+class ScanWeights(NamedTuple):
+    """Parameters of one layer's scan; the tensors float32 (float64 with float64 activations), contiguous."""
+
+    a_log_H: Tensor
+    """A = -exp(a_log)."""
+    d_H: Tensor
+    """Factor of x in the output."""
+    dt_bias_H: Tensor
+    dt_limits: tuple[float, float] = NO_LIMITS
+    """Least and greatest time step behind softplus."""
+
+
+class StateSpace(Protocol):
+    """One backend. Every call only enqueues work, branches on ``batch.shape`` alone, and can be captured in a graph.
+
+    Sums and states are float32 at least inside. Outputs have the activations' float type; those of padding tokens are
+    finite and otherwise undefined.
+    """
+
+    name: str
+
+    def conv(
+        self, x_TC: Tensor, weight_CK: Tensor, bias_C: Tensor | None, conv_state: Tensor, batch: ForwardBatch
+    ) -> Tensor:
+        """SiLU of the causal depthwise convolution of each row, over its history and its tokens.
+
+        Args:
+            x_TC: Inputs; rows of C neighbouring elements, possibly part of a wider tensor.
+            weight_CK: Column K - 1 meets the token itself.
+            bias_C: Added before SiLU.
+            conv_state: [num_slots + 1, C, K - 1] inputs before the next token, oldest first; written in place.
+            batch: Rows and their slots.
+
+        Returns:
+            [T, C], contiguous.
+        """
+        ...
+
+    def scan(self, inputs: ScanInputs, weights: ScanWeights, ssm_state: Tensor, batch: ForwardBatch) -> Tensor:
+        """The recurrence ``S = S exp(dt A) + dt x B^T``, ``y = S C + D x`` of each row.
+
+        Args:
+            inputs: Each of rows of neighbouring elements, possibly part of a wider tensor.
+            weights: Of the layer; dt = softplus(dt + bias), within the limits.
+            ssm_state: [num_slots + 1, H, P, S], float32 or wider than the activations; written in place.
+            batch: Rows and their slots.
+
+        Returns:
+            y, [T, H, P], contiguous.
+        """
+        ...
+
+    def gated_norm(self, y_TI: Tensor, gate_TI: Tensor, weight_I: Tensor, num_groups: int, eps: float) -> Tensor:
+        """``y * silu(gate)``, RMS-normed over each of ``num_groups`` equal parts of I, times ``weight``; [T, I]."""
+        ...

@@ -1,0 +1,106 @@
+"""Mamba2's operations in plain torch: the reference, on every device and in every float type.
+
+Letters: T tokens of the batch, D decode rows, N batch rows, P prefill rows, Z states taken, C convolution channels,
+K convolution width, H heads, G groups, V head size, S state size, I = H * V.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.batch import ForwardBatch
+from engine.ssm.base import ScanInputs, ScanWeights
+from engine.ssm.chunked import chunked_scan, exact_type, time_steps
+from engine.ssm.plan import Plan, Planner
+
+
+class TorchStateSpace:
+    """Implements :class:`engine.ssm.base.StateSpace`. All states are gathered before any is written."""
+
+    name = "torch"
+
+    def __init__(self) -> None:
+        self._planner = Planner()
+
+    def conv(
+        self, x_TC: Tensor, weight_CK: Tensor, bias_C: Tensor | None, conv_state: Tensor, batch: ForwardBatch
+    ) -> Tensor:
+        plan = self._planner.plan_for(batch, conv_state)
+        width, wide = weight_CK.shape[1], exact_type(x_TC)
+        known = known_inputs(x_TC, conv_state, plan)
+        offset_T = torch.arange(batch.shape.num_tokens, device=x_TC.device) - batch.query_start_N[batch.row_T]
+        weight_KC = weight_CK.t().to(wide)
+        out_TC = known[input_entry(plan, batch.row_T, offset_T, width)].to(wide) * weight_KC[-1]
+        for back in range(1, width):
+            out_TC = out_TC + known[input_entry(plan, batch.row_T, offset_T - back, width)] * weight_KC[-1 - back]
+        if bias_C is not None:
+            out_TC = out_TC + bias_C
+        write_history(known, conv_state, plan, 0)
+        return functional.silu(out_TC).to(x_TC.dtype)
+
+    def scan(self, inputs: ScanInputs, weights: ScanWeights, ssm_state: Tensor, batch: ForwardBatch) -> Tensor:
+        plan = self._planner.plan_for(batch, ssm_state)
+        first = batch.shape.num_decode
+        before_NHVS = gather_states(ssm_state, plan, 0)
+        y, states = [], []
+        if first:
+            y_DHV, after_DHVS = step_scan(ScanInputs(*(each[:first] for each in inputs)), weights, before_NHVS[:first])
+            y.append(y_DHV)
+            states.append(after_DHVS)
+        if batch.shape.num_prefill:
+            chunked = chunked_scan(inputs, weights, before_NHVS[first:], plan.chunks)
+            y.append(chunked.y_tHV)
+            states.append(chunked.state_ZHVS)
+        ssm_state.index_copy_(0, plan.taken.slot_Z, torch.cat(states).to(ssm_state.dtype))
+        return torch.cat(y).to(inputs.x_THP.dtype)
+
+    def gated_norm(self, y_TI: Tensor, gate_TI: Tensor, weight_I: Tensor, num_groups: int, eps: float) -> Tensor:
+        wide = exact_type(y_TI)
+        gated_TGx = (y_TI.to(wide) * functional.silu(gate_TI.to(wide))).unflatten(1, (num_groups, -1))
+        normed_TGx: Tensor = gated_TGx * torch.rsqrt(gated_TGx.pow(2).mean(-1, keepdim=True) + eps)
+        return (normed_TGx.flatten(1) * weight_I).to(y_TI.dtype)
+
+
+def step_scan(inputs: ScanInputs, weights: ScanWeights, before_DHVS: Tensor) -> tuple[Tensor, Tensor]:
+    """One token a row: its outputs, [D, H, V], and the states behind it, both in the exact type."""
+    wide, heads = exact_type(inputs.x_THP), inputs.x_THP.shape[1]
+    x_DHV, dt_DH = inputs.x_THP.to(wide), time_steps(inputs.dt_TH, weights)
+    per_group = heads // inputs.B_TGS.shape[1]
+    B_DHS, C_DHS = (each.to(wide).repeat_interleave(per_group, dim=1) for each in (inputs.B_TGS, inputs.C_TGS))
+    decay_DH = torch.exp(dt_DH * -torch.exp(weights.a_log_H))
+    added_DHVS = (x_DHV * dt_DH[..., None])[..., None] * B_DHS[:, :, None]
+    after_DHVS = before_DHVS * decay_DH[..., None, None] + added_DHVS
+    y_DHV = torch.matmul(after_DHVS, C_DHS[..., None])[..., 0] + x_DHV * weights.d_H[:, None]
+    return y_DHV, after_DHVS
+
+
+def gather_states(state: Tensor, plan: Plan, first: int) -> Tensor:
+    """What rows from ``first`` on start with, [rows, ...]; zeros where nothing comes before, in the exact type."""
+    gathered = state.index_select(0, plan.from_N[first:]).to(exact_type(state))
+    is_fresh_N = plan.is_fresh_N[first:].view(-1, *[1] * (state.dim() - 1))
+    return gathered.masked_fill(is_fresh_N, 0.0)
+
+
+def known_inputs(x_TC: Tensor, conv_state: Tensor, plan: Plan) -> Tensor:
+    """[T + N * (K - 1), C] this forward's convolution inputs, and those that its rows' slots remember."""
+    history_NCk = conv_state.index_select(0, plan.from_N).masked_fill(plan.is_fresh_N[:, None, None], 0.0)
+    return torch.cat((x_TC, history_NCk.transpose(1, 2).flatten(0, 1)))
+
+
+def input_entry(plan: Plan, row: Tensor, offset: Tensor, width: int) -> Tensor:
+    """Index into :func:`known_inputs` of the input ``offset`` tokens behind the row's first one; negative: before."""
+    shape, remembered = plan.batch.shape, width - 1
+    own = (plan.batch.query_start_N[row] + offset).clamp(0, shape.num_tokens - 1)
+    history = shape.num_tokens + row * remembered + (remembered + offset).clamp(0, max(0, remembered - 1))
+    return torch.where(offset >= 0, own, history)
+
+
+def write_history(known: Tensor, conv_state: Tensor, plan: Plan, first: int) -> None:
+    """Write the last K - 1 inputs behind each state taken of rows from ``first`` on."""
+    remembered = conv_state.shape[2]
+    row_Z, after_Z, slot_Z = (each[first:] for each in (plan.taken.row_Z, plan.taken.after_Z, plan.taken.slot_Z))
+    offset_Zk = after_Z[:, None] - torch.arange(remembered, 0, -1, device=known.device)
+    entry_Zk = input_entry(plan, row_Z[:, None], offset_Zk, remembered + 1)
+    conv_state.index_copy_(0, slot_Z, known[entry_Zk].transpose(1, 2).to(conv_state.dtype))

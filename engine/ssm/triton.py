@@ -1,0 +1,251 @@
+"""Mamba2's operations as Triton kernels: one pass over the state for decode rows. For CUDA, in any type but float64.
+
+Letters: T tokens of the batch, D decode rows, C convolution channels, K convolution width, H heads, P head size,
+G groups, S state size, I = H * P.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.batch import ForwardBatch
+from engine.errors import ConfigError
+from engine.kernels.triton import overlapped, power_of_two
+from engine.ssm import triton_kernels
+from engine.ssm.base import ScanInputs, ScanWeights
+from engine.ssm.plan import Plan, Planner
+from engine.ssm.triton_chunk_kernel import chunk_scan_kernel
+from engine.ssm.triton_conv import conv_decode, conv_histories, conv_prefill
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How the scan is cut into programs."""
+
+    block_p: int = 16
+    """Channels of a head that one program of a decode row takes; each is a run of S neighbouring state elements."""
+    num_warps: int = 4
+    walk_limit: int = 16
+    """Tokens of a prefill row up to which the same program goes through them one by one."""
+    chunk: int = 32
+    """Tokens of a chunk of longer rows; 16 at least. With 64 of either the kernel keeps registers in memory."""
+    chunk_block_p: int = 32
+    """As ``block_p``, for those; 16 at least."""
+    chunk_warps: int = 4
+
+
+class TritonStateSpace:
+    """Implements :class:`engine.ssm.base.StateSpace`.
+
+    Decode rows take one pass over their states, and so do prefill rows where all are short, as when drafts are
+    verified. Longer ones take the chunked form, a program a row and head from its first chunk to its last.
+    """
+
+    name = "triton"
+
+    def __init__(self, tiles: Tiles | None = None) -> None:
+        self._tiles = tiles or Tiles()
+        self._planner = Planner()
+
+    def conv(
+        self, x_TC: Tensor, weight_CK: Tensor, bias_C: Tensor | None, conv_state: Tensor, batch: ForwardBatch
+    ) -> Tensor:
+        check_supported(x_TC, conv_state)
+        out_TC = torch.empty(x_TC.shape, dtype=x_TC.dtype, device=x_TC.device)
+        first = batch.shape.num_decode
+        # What prefill rows' slots remember is read, for outputs and new histories, before any is written.
+        if batch.shape.num_prefill:
+            taken = self._planner.plan_for(batch, conv_state).taken.of_prefill(batch.shape)
+            conv_prefill(x_TC, weight_CK, bias_C, conv_state, batch, out_TC)
+            new_ZCk = conv_histories(x_TC, conv_state, batch, taken)
+        if first:
+            conv_decode(x_TC, weight_CK, bias_C, conv_state, batch, out_TC)
+        if batch.shape.num_prefill:
+            conv_state.index_copy_(0, taken.slot_Z, new_ZCk)
+        return out_TC
+
+    def scan(self, inputs: ScanInputs, weights: ScanWeights, ssm_state: Tensor, batch: ForwardBatch) -> Tensor:
+        x_THP = inputs.x_THP
+        check_supported(x_THP, ssm_state)
+        has_prefill = batch.shape.num_prefill > 0
+        # Prefill leaves out padding tokens, whose outputs must be finite all the same.
+        make = torch.zeros if has_prefill else torch.empty
+        y_THP = make(x_THP.shape, dtype=x_THP.dtype, device=x_THP.device)
+        if has_prefill:
+            self.prefill(inputs, weights, ssm_state, self._planner.plan_for(batch, ssm_state), y_THP)
+        if batch.shape.num_decode:
+            self.update(inputs, weights, ssm_state, batch, y_THP)
+        return y_THP
+
+    def prefill(self, inputs: ScanInputs, weights: ScanWeights, ssm_state: Tensor, plan: Plan, y_THP: Tensor) -> None:
+        """The scan of the prefill rows, outputs into their tokens of ``y``."""
+        if plan.batch.shape.max_query_len <= self._tiles.walk_limit:
+            walk_states(inputs, weights, ssm_state, plan, y_THP, self._tiles)
+        else:
+            scan_chunks(inputs, weights, ssm_state, plan, y_THP, self._tiles)
+
+    def update(
+        self, inputs: ScanInputs, weights: ScanWeights, ssm_state: Tensor, batch: ForwardBatch, y_THP: Tensor
+    ) -> None:
+        """Move the decode rows' states on by a token, outputs into the first D of ``y``."""
+        update_states(inputs, weights, ssm_state, batch, y_THP, self._tiles)
+
+    def gated_norm(self, y_TI: Tensor, gate_TI: Tensor, weight_I: Tensor, num_groups: int, eps: float) -> Tensor:
+        tokens, inner = y_TI.shape
+        size = inner // num_groups
+        assert y_TI.stride(1) == gate_TI.stride(1) == 1, "rows must be of neighbouring elements"
+        out_TI = torch.empty((tokens, inner), dtype=y_TI.dtype, device=y_TI.device)
+        block = power_of_two(size)
+        triton_kernels.gated_norm_kernel[(tokens, num_groups)](
+            y_TI,
+            gate_TI,
+            weight_I,
+            out_TI,
+            y_TI.stride(0),
+            gate_TI.stride(0),
+            eps,
+            SIZE=size,
+            BLOCK=block,
+            num_warps=min(8, max(1, block // 512)),
+            **overlapped(),
+        )
+        return out_TI
+
+
+def check_supported(x: Tensor, state: Tensor) -> None:
+    """ConfigError for what these kernels do not compute; it names the reference, which does."""
+    if x.dtype not in DTYPES:
+        raise ConfigError(f"the Triton kernels compute in bfloat16, float16 and float32, got {x.dtype}; use 'torch'")
+    assert state.is_contiguous(), "a state tensor is addressed by slot"
+    assert x.stride(-1) == 1, "rows must be of neighbouring elements"
+
+
+def update_states(
+    inputs: ScanInputs,
+    weights: ScanWeights,
+    ssm_state: Tensor,
+    batch: ForwardBatch,
+    y_THP: Tensor,
+    tiles: Tiles,
+) -> None:
+    """The recurrence of the decode rows, one pass over their states; outputs into the first D of ``y``.
+
+    Args:
+        inputs: Of at least D tokens, the first being the decode rows'.
+        weights: Of the layer.
+        ssm_state: [num_slots + 1, H, P, S], contiguous; written in place. The last slot is the dummy.
+        batch: Rows and slots.
+        y_THP: Contiguous.
+        tiles: How to cut the work.
+    """
+    grid = (_parts(ssm_state, tiles.block_p), batch.shape.num_decode)
+    triton_kernels.state_update_kernel[grid](
+        *inputs,
+        *weights[:3],
+        ssm_state,
+        batch.state_from_N,
+        batch.state_to_N,
+        batch.query_len_N,
+        batch.kv_len_N,
+        y_THP,
+        *(each.stride(0) for each in inputs),
+        *weights.dt_limits,
+        ssm_state.shape[0] - 1,
+        num_warps=tiles.num_warps,
+        **_sizes(inputs, ssm_state, tiles.block_p),
+    )
+
+
+def walk_states(
+    inputs: ScanInputs, weights: ScanWeights, ssm_state: Tensor, plan: Plan, y_THP: Tensor, tiles: Tiles
+) -> None:
+    """The recurrence of the prefill rows, token by token; states of their ends and snapshots into their slots.
+
+    Args:
+        inputs: Of all tokens.
+        weights: Of the layer.
+        ssm_state: As for :func:`update_states`.
+        plan: Of the batch.
+        y_THP: Contiguous; outputs of padding tokens are left alone.
+        tiles: How to cut the work.
+    """
+    grid = (_parts(ssm_state, tiles.block_p), plan.batch.shape.num_prefill)
+    triton_kernels.state_walk_kernel[grid](
+        *_prefill_arguments(inputs, weights, ssm_state, plan, y_THP),
+        HAS_KEPT=plan.kept_PW is not None,
+        num_warps=tiles.num_warps,
+        **_sizes(inputs, ssm_state, tiles.block_p),
+    )
+
+
+def scan_chunks(
+    inputs: ScanInputs, weights: ScanWeights, ssm_state: Tensor, plan: Plan, y_THP: Tensor, tiles: Tiles
+) -> None:
+    """The same as :func:`walk_states`, a chunk at a time: products for tensor cores, in TF32.
+
+    Three of them stand in for a product of float32, which TF32 would round to 11 bits; half types have no more.
+    """
+    grid = (_parts(ssm_state, tiles.chunk_block_p), plan.batch.shape.num_prefill)
+    chunk_scan_kernel[grid](
+        *_prefill_arguments(inputs, weights, ssm_state, plan, y_THP),
+        HAS_KEPT=plan.kept_PW is not None,
+        Q=max(16, min(tiles.chunk, power_of_two(plan.batch.shape.max_query_len))),
+        PRECISION="tf32x3" if inputs.x_THP.dtype == torch.float32 else "tf32",
+        num_warps=tiles.chunk_warps,
+        num_stages=1,
+        **_sizes(inputs, ssm_state, tiles.chunk_block_p, least=16),
+    )
+
+
+def _prefill_arguments(
+    inputs: ScanInputs, weights: ScanWeights, ssm_state: Tensor, plan: Plan, y_THP: Tensor
+) -> tuple[Any, ...]:
+    """What both kernels of prefill rows read, in their order."""
+    batch, shape = plan.batch, plan.batch.shape
+    return (
+        *inputs,
+        *weights[:3],
+        ssm_state,
+        plan.from_N,
+        plan.to_N,
+        batch.query_start_N,
+        batch.query_len_N,
+        batch.kv_len_N,
+        plan.kept_PW,
+        y_THP,
+        *(each.stride(0) for each in inputs),
+        *weights.dt_limits,
+        ssm_state.shape[0] - 1,
+        shape.num_decode,
+        1 + shape.max_query_len,
+    )
+
+
+def _block_p(ssm_state: Tensor, wanted: int) -> int:
+    return min(wanted, power_of_two(ssm_state.shape[2]))
+
+
+def _parts(ssm_state: Tensor, block_p: int) -> int:
+    """Programs of one row."""
+    heads, head_dim = ssm_state.shape[1:3]
+    return int(heads * -(-head_dim // _block_p(ssm_state, block_p)))
+
+
+def _sizes(inputs: ScanInputs, ssm_state: Tensor, block_p: int, least: int = 1) -> dict[str, Any]:
+    """Compile-time sizes; blocks of ``least`` at least, as products of matrices want them."""
+    _, heads, head_dim, state_size = ssm_state.shape
+    return {
+        "H": heads,
+        "P": head_dim,
+        "G": inputs.B_TGS.shape[1],
+        "S": state_size,
+        "BLOCK_P": max(least, _block_p(ssm_state, block_p)),
+        "BLOCK_S": max(least, power_of_two(state_size)),
+        **overlapped(),
+    }
