@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from engine.engine import Engine
 from engine.errors import IterationFailedError
 from engine.invariants import check_device, check_idle
 from engine.models.loader import LoadedModel
-from engine.models.oracle import OracleModel
+from engine.models.oracle import OracleModel, Skill
 from engine.phases import Order, Phase
 from engine.policy import OrderPolicy, prefer_overlap
 from engine.request import RequestOutput, SamplingParams
@@ -44,21 +44,27 @@ class FaultyOracle(OracleModel):
         super().__init__(VOCAB, **options)
         self.nan_every = nan_every
 
-    def forward(self, batch: Any, caches: Any) -> Tensor:
-        logits = super().forward(batch, caches)
+    def forward_hidden(self, batch: Any, caches: Any) -> tuple[Tensor, Tensor]:
+        logits, hidden = super().forward_hidden(batch, caches)
         if not self.nan_every:
-            return logits
+            return logits, hidden
         first = (logits[:, :1] * (65536 / self.spread)).to(torch.int64)
-        return torch.where(first % self.nan_every == 1, torch.nan, logits)
+        return torch.where(first % self.nan_every == 1, torch.nan, logits), hidden
 
 
 # -- engines -----------------------------------------------------------------------------------------------------------
+
+
+Kind = Literal["oracle", "hybrid", "drafting", "mtp"]
+"""Plain; with a recurrent state; with three draft heads; with both. All answer alike."""
 
 
 def oracle_engine(
     *,
     nan_every: int = 0,
     has_text: bool = False,
+    kind: Kind = "oracle",
+    skill: Skill = "mixed",
     device_object: Device | None = None,
     policy: OrderPolicy = prefer_overlap,
     **options: Any,
@@ -74,7 +80,7 @@ def oracle_engine(
         "debug_invariants": True,
     }
     return Engine(
-        loaded_oracle(nan_every, has_text=has_text),
+        loaded_oracle(nan_every, has_text=has_text, kind=kind, skill=skill),
         EngineConfig(**{**config, **options}),
         device=device_object,
         policy=policy,
@@ -82,10 +88,18 @@ def oracle_engine(
 
 
 @cache
-def loaded_oracle(nan_every: int = 0, *, has_text: bool = False) -> LoadedModel:
+def loaded_oracle(
+    nan_every: int = 0, *, has_text: bool = False, kind: Kind = "oracle", skill: Skill = "mixed"
+) -> LoadedModel:
     """One model for all engines of a kind, so that they share their traced buckets."""
     return LoadedModel(
-        model=FaultyOracle(nan_every, device=torch.device("cpu")),
+        model=FaultyOracle(
+            nan_every,
+            device=torch.device("cpu"),
+            is_recurrent=kind in ("hybrid", "mtp"),
+            num_draft_heads=3 if kind in ("drafting", "mtp") else 0,
+            skill=skill,
+        ),
         tokenizer=PieceTokenizer() if has_text else None,  # type: ignore[arg-type]
         name="oracle",
         eos_token_ids=(EOS,),

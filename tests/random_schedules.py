@@ -12,16 +12,15 @@ from engine.lifecycle import EngineState
 from engine.phases import Order, Phase, Reason
 from engine.policy import never_overlap, prefer_overlap
 from tests.memory_world import SALTS, MemoryWorld, pieced_prompt
-from tests.oracle_world import World, oracle_engine, random_params, random_prompt, shared_prompt
+from tests.oracle_world import Kind, World, oracle_engine, random_params, random_prompt, shared_prompt
 
 LONGEST = 40
 SUSPENSIONS = ("persist", "offload", "recompute")
 STANDSTILLS = ("pause", *SUSPENSIONS)
 MEMORY = ("pauses", "resumes", "evictions", "hits", "prefix waits", "block evictions", "chunks")
 ENDS = ("stop", "length", "abort", "error")
-ORDERS = (Order.LEGACY, Order.NO_OVERLAP, Order.OVERLAP, Order.OVERLAP_ADMIT, Order.PRIMER, Order.DRAIN)
-"""Those of an engine that does not draft."""
-PHASES = Order.LEGACY.phases
+SNAPSHOTS = ("snapshots taken", "snapshot hits", "snapshot evictions")
+MOST_DRAFTS = 3
 ABORTS = 0.08
 """Chance of an abort at a border where a schedule aborts at all."""
 ACTS = {"serve": 52, "step_a_phase": 14, "switch": 18, "stand_still": 14, "fail": 4, "forget": 2, "reset": 2}
@@ -39,6 +38,11 @@ class Tally:
         self.reasons: Counter[Reason] = Counter()
         self.ended: Counter[str] = Counter()
         self.memory: Counter[str] = Counter()
+        self.accepted: Counter[tuple[int, int]] = Counter()
+        """Rows verified, by drafts a step and how many of them were accepted."""
+        self.rewinds = 0
+        """Rows that went back behind a rejected draft."""
+        self.kinds: Counter[Kind] = Counter()
         self.stood: Counter[str] = Counter()
         """By how, and those with a forward pending once more."""
 
@@ -50,6 +54,10 @@ class Tally:
             self.memory[name.replace("_", " ")] += getattr(counters, name)
         if isinstance(pool, PrefixPool):
             self.memory["block evictions"] += pool.num_evicted
+        self.memory["snapshots taken"] += counters.snapshots_taken
+        cache = world.engine.prefix_cache
+        if cache is not None and cache.snapshots is not None:
+            self.memory["snapshot evictions"] += cache.snapshots.num_evicted
 
     def look(self, world: World, border: Border) -> None:
         """Add what a border shows."""
@@ -61,18 +69,29 @@ class Tally:
         if border.side == "after" and border.phase is Phase.ADMIT:
             entered = [request.row for request in iteration.admitted]
             self.memory["hits"] += sum(row is not None and bool(table.chunk_done[row] > 0) for row in entered)
+            self.memory["snapshot hits"] += sum(row is not None and bool(table.state_from[row] >= 0) for row in entered)
             self.memory["chunks"] += table.partial_row is not None
+        if border.side == "after" and border.phase is Phase.REWIND and iteration.verified is not None:
+            assert iteration.num_tokens is not None
+            drafts, accepted = iteration.verified.num_drafts.tolist(), (iteration.num_tokens - 1).tolist()
+            self.accepted.update((most, count) for most, count in zip(drafts, accepted, strict=True) if most)
+            self.rewinds += sum(count < most for most, count in zip(drafts, accepted, strict=True))
 
     def shortfalls(self, at_least: int) -> list[str]:
         """What was reached less often than it should."""
         wanted: list[tuple[str, int]] = [
-            *((f"order {order.label}", self.orders[order]) for order in ORDERS),
+            *((f"order {order.label}", self.orders[order]) for order in Order),
             *((f"reason {reason.name}", self.reasons[reason]) for reason in Reason),
             *((f"end by {end}", self.ended[end]) for end in ENDS),
-            *((name, self.memory[name]) for name in MEMORY),
+            *((name, self.memory[name]) for name in (*MEMORY, *SNAPSHOTS)),
+            *((f"{count} of {most} drafts", self.accepted[most, count]) for most, count in _ACCEPTED),
+            ("rewinds", self.rewinds),
             *((how, self.stood[how]) for how in (*STANDSTILLS, *(f"{how}, pending" for how in STANDSTILLS))),
         ]
         return [f"{name}: {count}" for name, count in wanted if count < at_least]
+
+
+_ACCEPTED = [(most, count) for most in range(1, MOST_DRAFTS + 1) for count in range(most + 1)]
 
 
 class Schedule:
@@ -93,6 +112,8 @@ class Schedule:
         self.is_over = False
         """Whether requests come no more."""
         self.shares = bool(options.get("prefix_caching"))
+        drafts = options.get("speculative_tokens", 0)
+        self.phases = (Order.MTP_LEGACY if drafts else Order.LEGACY).phases
         self.world = MemoryWorld(oracle_engine(has_text=self.has_text, **options))
         self.world.on_border = self._at_border
 
@@ -176,7 +197,7 @@ class Schedule:
             self._reset()
 
     def _fail(self) -> None:
-        if self.world.fail_in(self.rng.choice(PHASES), after=self.rng.random() < 0.5):
+        if self.world.fail_in(self.rng.choice(self.phases), after=self.rng.random() < 0.5):
             self.world.engine.recover()
 
     def _forget(self) -> None:
@@ -218,11 +239,26 @@ def random_options(rng: random.Random) -> dict[str, Any]:
     budget = rng.choice([None, None, 8, 11, 30])
     if budget is not None:
         options |= {"chunked_prefill": True, "max_batch_tokens": budget}
-    kind = rng.random()
-    if kind < 0.45:
+    memory = rng.random()
+    if memory < 0.45:
         options |= {"capacity_policy": "max_utilization", "paused_blocks": rng.choice([0, 5, 10, 10])}
         options |= {"num_blocks": rng.choice([10, 10, 11, 13]), "max_requests": 4, "nan_every": 0}
-    elif kind < 0.53:  # all of one shape, so that they share their traces
+    elif memory < 0.53:  # all of one shape, so that they share their traces
         options |= {"graphs": (4, 16), "num_blocks": 24, "max_requests": 4, "nan_every": 0}
         options |= {"chunked_prefill": True, "max_batch_tokens": 20, "graph_all_prefills": rng.random() < 0.5}
-    return options
+    return options | _random_model(rng, options)
+
+
+def _random_model(rng: random.Random, options: dict[str, Any]) -> dict[str, Any]:
+    """A kind of model, and what the other options have to be for it."""
+    kind: Kind = rng.choices(["oracle", "hybrid", "drafting", "mtp"], weights=[40, 25, 10, 25])[0]
+    changes: dict[str, Any] = {"kind": kind}
+    if kind in ("hybrid", "mtp") and options["prefix_caching"]:
+        changes["mamba_cache_gb"] = rng.choice([None, None, 0.0])
+    if kind in ("drafting", "mtp"):
+        drafts = MOST_DRAFTS if "graphs" in options else rng.randint(1, MOST_DRAFTS)
+        changes |= {"speculative_tokens": drafts, "overlap_admission": False, "num_blocks": options["num_blocks"] + 2}
+        if "max_batch_tokens" in options:  # room for a chunk beside all rows with their drafts
+            least = options["max_requests"] * (drafts + 1) + 2
+            changes["max_batch_tokens"] = max(options["max_batch_tokens"], least)
+    return changes

@@ -25,7 +25,8 @@ from engine.models.checkpoint import damaged
 from engine.models.hybrid_config import AttentionConfig, HybridConfig, LayerKind, LayerSpec, MLPConfig
 from engine.models.hybrid_families import read_hybrid
 from engine.models.mamba2 import Mamba2Mixer, exact_dtype
-from engine.models.moe import MoE
+from engine.models.moe import Fused, MoE
+from engine.models.mtp import NEMOTRON, DraftHead, heads_present
 from engine.models.parts import Linear, Placement, RMSNorm, empty, split_targets
 from engine.models.rope import RopeConfig, inverse_frequencies
 from engine.models.weights import WeightTargets, fill_weights
@@ -176,11 +177,28 @@ class HybridModel(nn.Module):
         backends = Backends(attention, self.kernels, self.ssm)
         self.layers = nn.ModuleList(ResidualLayer(spec, config, backends, **placement) for spec in config.layers)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, **placement)
+        self.heads = nn.ModuleList(self._make_head(head, backends, **placement) for head in config.draft_heads)
+        self.are_heads_optional = True
+        """Until a checkpoint has been loaded: its file may lack the draft heads that its configuration tells of."""
         # None when tied: torch.jit refuses to trace a module that holds one parameter under two names.
         self.head = None if config.tie_word_embeddings else empty(config.vocab_size, config.hidden_size, **placement)
         kinds = [spec.kind for spec in config.layers]
         self.wants_real_tokens = LayerKind.MOE in kinds
         self.register_buffer("frequencies", self._frequencies(placement["device"]), persistent=False)
+
+    def _make_head(self, specs: Sequence[LayerSpec], backends: Backends, **placement: Unpack[Placement]) -> DraftHead:
+        config = self.config
+        return DraftHead(
+            config.hidden_size,
+            config.norm_eps,
+            [ResidualLayer(spec, config, backends, **placement) for spec in specs],
+            is_hidden_first=NEMOTRON.is_hidden_first,
+            kernels=self.kernels,
+            **placement,
+        )
+
+    def _draft_heads(self) -> Sequence[DraftHead]:
+        return cast(Sequence[DraftHead], self.heads)
 
     def _frequencies(self, device: torch.device) -> Tensor | None:
         """What positions are multiplied by; zeros turn nothing, so that one kernel serves both kinds of attention."""
@@ -202,13 +220,16 @@ class HybridModel(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a checkpoint's tensors in; CheckpointError names what is missing, unexpected or misshapen."""
-        fill_weights(self.weight_targets(), weights)
+        absent = fill_weights(self.weight_targets(), weights)
+        groups = [frozenset(targets) for targets, _ in self._head_targets()]
+        self.heads = self.heads[: heads_present(groups, absent)]
+        self.are_heads_optional = False
 
     def weight_targets(self) -> WeightTargets:
         """Where each checkpoint tensor goes."""
         config = self.config
         targets = {config.embedding_name: self.embedding.data, config.final_norm_name: self.norm.weight.data}
-        ignored = r"mtp\..*|.*\.rotary_emb\.inv_freq"  # heads for drafting are not read
+        ignored = r".*\.rotary_emb\.inv_freq"
         if self.head is None:
             ignored += r"|lm_head\.weight"  # some tied files hold a copy; the config decides
         else:
@@ -218,7 +239,26 @@ class HybridModel(nn.Module):
             targets.update(layer.targets())
             if isinstance(layer.mixer, MoE):
                 fused.update(layer.mixer.fused(layer.spec.mixer))
-        return WeightTargets(targets, ignored, fused)
+        optional: set[str] = set()
+        for head_targets, head_fused in self._head_targets():
+            targets.update(head_targets)
+            fused.update(head_fused)
+            optional |= head_targets.keys() if self.are_heads_optional else set()
+        return WeightTargets(targets, ignored, fused, frozenset(optional))
+
+    def _head_targets(self) -> list[tuple[dict[str, Tensor], Fused]]:
+        """Of each draft head, as :class:`WeightTargets` wants them."""
+        found, number = [], 0
+        for place, head in enumerate(self._draft_heads()):
+            targets = head.targets(NEMOTRON, head=place, number=number)
+            fused: Fused = {}
+            for layer in cast(Iterable[ResidualLayer], head.layers):
+                targets.update(layer.targets())
+                if isinstance(layer.mixer, MoE):
+                    fused.update(layer.mixer.fused(layer.spec.mixer))
+            found.append((targets, fused))
+            number += len(head.layers)
+        return found
 
     def check_config(self, config: Mapping[str, Any]) -> None:
         """Refuse a checkpoint that would compute otherwise than this model: CheckpointError names what differs.
@@ -255,20 +295,63 @@ class HybridModel(nn.Module):
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
         """Logits, shape [L, V], in the model's dtype."""
         x_LE = self.stream(batch, caches).index_select(0, batch.logits_idx_L)
-        logits_LV = self.kernels.norm_linear(x_LE, self.norm, self.embedding if self.head is None else self.head)
+        return self._divided(self.kernels.norm_linear(x_LE, self.norm, self._output_matrix()))
+
+    def _output_matrix(self) -> Tensor:
+        return self.embedding if self.head is None else self.head
+
+    def _divided(self, logits_LV: Tensor) -> Tensor:
         return logits_LV if self.config.logits_divisor == 1.0 else logits_LV / self.config.logits_divisor
+
+    def _embedded(self, batch: ForwardBatch) -> Tensor:
+        x_TE = functional.embedding(batch.token_ids_T, self.embedding)
+        return x_TE if self.config.embedding_multiplier == 1.0 else x_TE * self.config.embedding_multiplier
 
     def stream(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
         """[T, E] what the last layer leaves, before the last norm."""
-        x_TE = functional.embedding(batch.token_ids_T, self.embedding)
-        if self.config.embedding_multiplier != 1.0:
-            x_TE = x_TE * self.config.embedding_multiplier
-        tables, left = self._tables(batch), list(caches)
+        x_TE, tables, left = self._embedded(batch), self._tables(batch), list(caches)
         for layer in self._layers():
             cache = left.pop(0) if layer.spec.kind in (LayerKind.MAMBA, LayerKind.ATTENTION) else None
             x_TE = layer(x_TE, tables, batch, cache)
         assert not left, "one cache a layer with a state"
         return x_TE
+
+    # -- drafting; see engine.models.base.DraftingModel --------------------------------------------------------------
+
+    @property
+    def num_draft_heads(self) -> int:
+        """MTP heads that the checkpoint held."""
+        return len(self.heads)
+
+    @property
+    def hidden_size(self) -> int:
+        """E."""
+        return self.config.hidden_size
+
+    def draft_layout(self) -> Sequence[PagedState]:
+        """Keys and values of every head's attention layer."""
+        attention = self.config.attention
+        if attention is None:
+            return []
+        shape = (attention.num_kv_heads, attention.head_dim)
+        return [PagedState(shapes=(shape, shape), dtypes=(self.dtype, self.dtype))] * self.num_draft_heads
+
+    def forward_hidden(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> tuple[Tensor, Tensor]:
+        """Logits [L, V], and all tokens' hidden states behind the last norm [T, E]."""
+        hidden_TE = self.kernels.rms_norm(self.stream(batch, caches), self.norm)
+        return self.draft_logits(-1, hidden_TE.index_select(0, batch.logits_idx_L)), hidden_TE
+
+    def draft(self, head: int, before_TE: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """Hidden states of one head behind its norm [T, E]; see :class:`engine.models.base.DraftingModel`."""
+        one, tables = self._draft_heads()[head], self._tables(batch)
+        x_TE = one.join(self._embedded(batch), before_TE)
+        for layer in cast(Iterable[ResidualLayer], one.layers):
+            x_TE = layer(x_TE, tables, batch, cache if layer.spec.kind is LayerKind.ATTENTION else None)
+        return one.finish(x_TE)
+
+    def draft_logits(self, head: int, hidden_LE: Tensor) -> Tensor:
+        """Logits [L, V] of hidden states behind a norm: those of a head, or the model's own (-1)."""
+        return self._divided(self.kernels.linear(hidden_LE, self._output_matrix()))
 
     def _tables(self, batch: ForwardBatch) -> Tables | None:
         if self.config.attention is None:

@@ -86,6 +86,8 @@ class HybridConfig:
     mlp: MLPConfig | None = None
     moe: MoEConfig | None = None
     moe_names: MoENames | None = None
+    draft_heads: tuple[tuple[LayerSpec, ...], ...] = ()
+    """Layers of each MTP head that a checkpoint of this configuration may hold; one of them attends."""
     tie_word_embeddings: bool = False
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
@@ -93,5 +95,13 @@ class HybridConfig:
     logits_divisor: float = 1.0
 
     def __post_init__(self) -> None:
+        for head in self.draft_heads:
+            kinds = [layer.kind for layer in head]
+            if kinds.count(LayerKind.ATTENTION) != 1 or LayerKind.MAMBA in kinds:
+                raise CheckpointError(
+                    "config.json: a draft head must have one attention layer and no Mamba2 layer, got "
+                    + ", ".join(kind.value for kind in kinds)
+                )
         parts = {LayerKind.ATTENTION: self.attention, LayerKind.MLP: self.mlp, LayerKind.MOE: self.moe}
-        assert all(parts[layer.kind] is not None for layer in self.layers if layer.kind in parts)
+        every = (*self.layers, *(layer for head in self.draft_heads for layer in head))
+        assert all(parts[layer.kind] is not None for layer in every if layer.kind in parts)

@@ -121,18 +121,35 @@ def _nemotron_kinds(keys: Keys) -> list[LayerKind]:
     return kinds
 
 
+def _nemotron_heads(keys: Keys) -> tuple[tuple[LayerSpec, ...], ...]:
+    """MTP heads: each a pattern of layers, those of all heads numbered through."""
+    count = keys.size("num_nextn_predict_layers") if keys.get("num_nextn_predict_layers") else 0
+    pattern = keys.get("mtp_hybrid_override_pattern", default="*E")
+    if not isinstance(pattern, str) or not pattern or not set(pattern) <= set(_PATTERN):
+        raise CheckpointError(
+            f"config.json: mtp_hybrid_override_pattern must be made of {' '.join(_PATTERN)}, got {pattern!r}"
+        )
+    layers = [
+        LayerSpec(kind=_PATTERN[letter], norm=f"mtp.layers.{i}.norm.weight", mixer=f"mtp.layers.{i}.mixer")
+        for i, letter in enumerate(pattern * count)
+    ]
+    return tuple(tuple(layers[i : i + len(pattern)]) for i in range(0, len(layers), len(pattern)))
+
+
 def _nemotron_h(keys: Keys) -> HybridConfig:
     """One mixer a layer by a pattern; attention without positions, feed-forwards without gates."""
     keys.need("mlp_hidden_act", ("relu2",))
     keys.need("mamba_hidden_act", ("silu", "swish"))
     kinds, hidden = _nemotron_kinds(keys), keys.size("hidden_size")
     eps, mlp_bias = keys.number("layer_norm_epsilon", 1e-5), keys.is_on("mlp_bias")
-    has = set(kinds)
+    heads = _nemotron_heads(keys)
+    has = {*kinds, *(layer.kind for head in heads for layer in head)}
     return HybridConfig(
         architecture=keys.architecture(),
         vocab_size=keys.size("vocab_size"),
         hidden_size=hidden,
         layers=_one_mixer_layers(kinds),
+        draft_heads=heads,
         norm_eps=eps,
         max_position=keys.size("max_position_embeddings", default=4096),
         embedding_name="backbone.embeddings.weight",

@@ -31,6 +31,8 @@ class HeadNames:
     hidden_norm: str
     project: str
     final_norm: str
+    last_prefix: str | None = None
+    """Where the last norm is, if not under ``prefix``; ``{last}`` is the number of the head's last layer."""
     is_hidden_first: bool = False
     """Whether the projection takes [hidden | embedding] rather than [embedding | hidden]."""
     copies: str | None = None
@@ -46,6 +48,15 @@ DEEPSEEK = HeadNames(
     copies=r"model\.layers\.\d+\.(embed_tokens|shared_head\.head)\.weight",
 )
 """``{number}`` counts on from the model's layers."""
+NEMOTRON = HeadNames(
+    prefix="mtp.layers.{number}",
+    token_norm="enorm",
+    hidden_norm="hnorm",
+    project="eh_proj",
+    final_norm="final_layernorm",
+    last_prefix="mtp.layers.{last}",
+)
+"""A head is several layers, all heads' numbered through."""
 MIMO = HeadNames(
     prefix="model.mtp_layers.{head}",
     token_norm="token_layernorm",
@@ -97,13 +108,14 @@ class DraftHead(nn.Module):
         return self.kernels.rms_norm(x_TE, self.norm)
 
     def targets(self, names: HeadNames, *, head: int, number: int) -> dict[str, Tensor]:
-        """Where the tensors around the layers go."""
+        """Where the tensors around the layers go; ``number`` is that of the head's first layer."""
         prefix = names.prefix.format(head=head, number=number)
+        last = prefix if names.last_prefix is None else names.last_prefix.format(last=number + len(self.layers) - 1)
         return {
             f"{prefix}.{names.token_norm}.weight": self.token_norm.weight.data,
             f"{prefix}.{names.hidden_norm}.weight": self.hidden_norm.weight.data,
             f"{prefix}.{names.project}.weight": self.project.weight.data,
-            f"{prefix}.{names.final_norm}.weight": self.norm.weight.data,
+            f"{last}.{names.final_norm}.weight": self.norm.weight.data,
         }
 
 

@@ -48,6 +48,10 @@ def _nemotron_h(pattern: str, **keys: Any) -> dict[str, Any]:
     }
 
 
+_DRAFTS: dict[str, Any] = {"num_nextn_predict_layers": 2, "mtp_hybrid_override_pattern": "*-"}
+"""Two MTP heads, an attention layer and a feed-forward each, which cost nothing unless ``speculative_tokens`` asks for
+them; the released Nemotron-H of these sizes have none."""
+
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": _config(
         "LlamaForCausalLM",
@@ -148,6 +152,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         attention_bias=True,
         rms_norm_eps=1e-5,
         rope_theta=640_000.0,
+        num_nextn_predict_layers=1,
     ),
     "nemotron-h-4b": _nemotron_h(
         "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
@@ -156,6 +161,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         intermediate_size=12288,
         mamba_num_heads=112,
         num_attention_heads=32,
+        **_DRAFTS,
     ),
     "hybrid-2b": _nemotron_h(
         "M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-",
@@ -164,6 +170,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         intermediate_size=8192,
         mamba_num_heads=64,
         num_attention_heads=16,
+        **_DRAFTS,
     ),
     "tiny-hybrid": _nemotron_h(
         "M*-ME",
@@ -182,6 +189,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         num_experts_per_tok=2,
         moe_intermediate_size=48,
         moe_shared_expert_intermediate_size=48,
+        **_DRAFTS,
     ),
 }
 """Configurations in config.json's own keys."""

@@ -46,7 +46,8 @@ def weight_bytes(model: Model) -> int:
     Such a one is read one row a token. Two matrices with a row for each id are embedding and head, a single one is
     both.
     """
-    parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
+    named = model.named_parameters() if isinstance(model, nn.Module) else iter(())
+    parameters = [parameter for name, parameter in named if not name.startswith("heads.")]  # those only draft
     vocabulary = [one for one in parameters if one.dim() == 2 and one.shape[0] == model.vocab_size]
     looked_up = _bytes(vocabulary[0]) if len(vocabulary) > 1 else 0
     return sum(map(_bytes, parameters)) - looked_up

@@ -1,4 +1,4 @@
-"""Draft heads of MiMo and GLM-4-MoE: what they foretell, against a straight-line reference made of transformers' layers.
+"""Draft heads of MiMo, GLM-4-MoE and Nemotron-H: what they foretell, against a straight-line reference.
 
 A head that is wired wrongly passes every test of equal outputs, since acceptance changes no token; so its logits are
 compared, and its acceptance with that of the same head told the true text.
@@ -76,7 +76,45 @@ def write_glm4(folder: Path, num_heads: int = 1) -> Family:
     return family
 
 
-WRITERS = {"mimo": write_mimo, "glm4": write_glm4}
+def write_nemotron(folder: Path, num_heads: int = 1) -> Family:
+    keys: dict[str, Any] = {
+        "hybrid_override_pattern": "M*-M",
+        "num_hidden_layers": 4,
+        "head_dim": 24,
+        "ssm_state_size": 12,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 10,
+        "n_groups": 2,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 40,
+    }
+    reference = write_checkpoint(folder / "reference", "NemotronHForCausalLM", **keys)
+    own = write_checkpoint(folder / "own", "NemotronHForCausalLM", **keys)
+    edit_config(own, num_nextn_predict_layers=num_heads, mtp_hybrid_override_pattern="*-")
+    names = {"token": "enorm", "hidden": "hnorm", "project": "eh_proj", "final": "final_layernorm"}
+    family = Family(own, reference, tuple(f"mtp.layers.{2 * i}" for i in range(num_heads)), names, False)
+    weights = load_file(own / "model.safetensors")
+    shapes: dict[str, torch.Size] = {}
+    for head in range(num_heads):
+        for place, source in enumerate((1, 2)):  # the model's attention layer, and its feed-forward
+            prefix, target = f"backbone.layers.{source}.", f"mtp.layers.{2 * head + place}."
+            shapes |= {target + n.removeprefix(prefix): t.shape for n, t in weights.items() if n.startswith(prefix)}
+        shapes |= {f"mtp.layers.{2 * head}.{one}.weight": torch.Size([64]) for one in ("enorm", "hnorm")}
+        shapes[f"mtp.layers.{2 * head}.eh_proj.weight"] = torch.Size([64, 128])
+        shapes[f"mtp.layers.{2 * head + 1}.final_layernorm.weight"] = torch.Size([64])
+    save_file({**weights, **random_tensors(shapes, seed=7)}, own / "model.safetensors")
+    return family
+
+
+WRITERS = {"mimo": write_mimo, "glm4": write_glm4, "nemotron": write_nemotron}
+
+
+def random_tensors(shapes: dict[str, torch.Size], seed: int) -> dict[str, Tensor]:
+    holder = nn.ParameterDict({n.replace(".", "/"): nn.Parameter(torch.empty(s)) for n, s in shapes.items()})
+    randomise(holder, seed=seed)
+    return {name.replace("/", "."): parameter.detach() for name, parameter in holder.items()}
 
 
 def add_heads(family: Family, copies: tuple[str, ...] = ()) -> None:
@@ -87,9 +125,7 @@ def add_heads(family: Family, copies: tuple[str, ...] = ()) -> None:
         shapes = {name.removeprefix("model.layers.2."): t.shape for name, t in weights.items() if ".layers.2." in name}
         shapes |= {f"{family.names[one]}.weight": torch.Size([64]) for one in ("token", "hidden", "final")}
         shapes[f"{family.names['project']}.weight"] = torch.Size([64, 128])
-        holder = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(torch.empty(s)) for name, s in shapes.items()})
-        randomise(holder, seed=number + 7)
-        weights |= {f"{prefix}.{name.replace('/', '.')}": p.detach() for name, p in holder.items()}
+        weights |= {f"{prefix}.{name}": one for name, one in random_tensors(shapes, seed=number + 7).items()}
         for copy in copies:
             weights[f"{prefix}.{copy}.weight"] = weights["model.embed_tokens.weight"].clone()
     save_file(weights, path)
@@ -98,26 +134,31 @@ def add_heads(family: Family, copies: tuple[str, ...] = ()) -> None:
 def reference_logits(family: Family, text: list[int], head: int) -> Tensor:
     """[len(text) - head - 1, V]: row i tells of the token at i + head + 2, by one head after another on the true text.
 
-    The layers are transformers' own, run without a cache over the whole text.
+    The model is transformers', run without a cache over the whole text, and so are MiMo's and GLM's layers.
     """
     import transformers
 
+    is_nemotron = family.names["final"] == "final_layernorm" and not family.is_hidden_first
     model = transformers.AutoModelForCausalLM.from_pretrained(family.reference, attn_implementation="eager").eval()
     weights = load_file(family.folder / "model.safetensors")
     ids = torch.tensor(text)
-    eps = getattr(model.config, "rms_norm_eps", 1e-6)
+    eps = model.config.layer_norm_epsilon if is_nemotron else model.config.rms_norm_eps
+    base = model.model if hasattr(model, "model") else model.backbone
 
     def norm(x: Tensor, name: str) -> Tensor:
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weights[f"{name}.weight"]
 
     with torch.no_grad():
-        hidden = model.model(ids[None], use_cache=False).last_hidden_state[0]
+        hidden = base(ids[None], use_cache=False).last_hidden_state[0]
         for depth, prefix in enumerate(family.prefixes[: head + 1]):
             before, following = hidden[: len(text) - 1 - depth], ids[depth + 1 :]
-            token = norm(model.model.embed_tokens(following), f"{prefix}.{family.names['token']}")
+            token = norm(model.get_input_embeddings()(following), f"{prefix}.{family.names['token']}")
             state = norm(before, f"{prefix}.{family.names['hidden']}")
             pair = [state, token] if family.is_hidden_first else [token, state]
             x = torch.cat(pair, dim=1) @ weights[f"{prefix}.{family.names['project']}.weight"].T
+            if is_nemotron:
+                hidden = nemotron_head(x, weights, 2 * depth, norm, model.config)
+                continue
             layer = model.model.layers[2]
             own = {n.removeprefix(f"{prefix}."): t for n, t in weights.items() if n.startswith(f"{prefix}.")}
             load_layer(layer, own)
@@ -129,6 +170,23 @@ def reference_logits(family: Family, text: list[int], head: int) -> Tensor:
             hidden = norm(out.reshape(x.shape), f"{prefix}.{family.names['final']}")
         logits: Tensor = model.lm_head(hidden)
         return logits
+
+
+def nemotron_head(x: Tensor, weights: dict[str, Tensor], number: int, norm: Any, config: Any) -> Tensor:
+    """Attention without positions, then down(relu(up x)^2), each on a normed input and added; then the last norm."""
+    attention, mlp = f"mtp.layers.{number}", f"mtp.layers.{number + 1}"
+    heads, kv_heads, size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
+    normed = norm(x, f"{attention}.norm")
+    q, k, v = (normed @ weights[f"{attention}.mixer.{one}_proj.weight"].T for one in "qkv")
+    k, v = (one.view(-1, kv_heads, size).repeat_interleave(heads // kv_heads, 1) for one in (k, v))
+    scores = torch.einsum("thd,shd->hts", q.view(-1, heads, size), k) * size**-0.5
+    scores = scores + torch.full(scores.shape[1:], float("-inf")).triu(1)
+    mixed = torch.einsum("hts,shd->thd", scores.softmax(-1), v).flatten(1)
+    x = x + mixed @ weights[f"{attention}.mixer.o_proj.weight"].T
+    up = norm(x, f"{mlp}.norm") @ weights[f"{mlp}.mixer.up_proj.weight"].T
+    x = x + up.relu().pow(2) @ weights[f"{mlp}.mixer.down_proj.weight"].T
+    last: Tensor = norm(x, f"{mlp}.final_layernorm")
+    return last
 
 
 def load_layer(layer: nn.Module, own: dict[str, Tensor]) -> None:
@@ -195,7 +253,7 @@ class _Overridden:
         return getattr(self._model, name)
 
 
-@pytest.fixture(params=["mimo", "glm4"])
+@pytest.fixture(params=["mimo", "glm4", "nemotron"])
 def family(request: pytest.FixtureRequest, tmp_path: Path) -> Family:
     return WRITERS[request.param](tmp_path)
 
@@ -239,7 +297,7 @@ class TestOneHead:
 
 
 class TestTwoHeads:
-    @pytest.mark.parametrize("name", ["mimo", "glm4"])
+    @pytest.mark.parametrize("name", ["mimo", "glm4", "nemotron"])
     def test_the_second_goes_on_from_the_first(self, name: str, tmp_path: Path) -> None:
         family = WRITERS[name](tmp_path, 2)
         loaded = load_model(family.folder, device=CPU)
@@ -260,7 +318,7 @@ class TestTwoHeads:
 class TestFiles:
     def test_heads_that_a_file_lacks_are_none(self, family: Family) -> None:
         path = family.folder / "model.safetensors"
-        save_file({n: t for n, t in load_file(path).items() if not n.startswith(family.prefixes)}, path)
+        save_file(without_heads(load_file(path), family), path)
         loaded = load_model(family.folder, device=CPU)
 
         assert loaded.model.num_draft_heads == 0  # type: ignore[attr-defined]
@@ -281,9 +339,13 @@ class TestFiles:
         engine.suspend("recompute")
 
         engine.load_weights(family.folder)
-        save_file({n: t for n, t in weights.items() if not n.startswith(family.prefixes)}, path)
+        save_file(without_heads(weights, family), path)
         with pytest.raises(CheckpointError, match="lacks"):
             engine.load_weights(family.folder)
+
+
+def without_heads(weights: dict[str, Tensor], family: Family) -> dict[str, Tensor]:
+    return {name: one for name, one in weights.items() if not name.startswith((*family.prefixes, "mtp."))}
 
 
 def check_drafts(family: Family, outputs: list[RequestOutput], watched: Watched, *, heads: int) -> None:
