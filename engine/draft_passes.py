@@ -59,14 +59,25 @@ def verify_plain(
     results_3nW = results.view(3, count, width)
     token_nW, bad_nW = results_3nW[0], results_3nW[1]
     foreseen_nS = columns.drafts.index_select(0, rows_n)
-    is_borne_out_nS = (token_nW[:, :-1] == foreseen_nS) & (bad_nW[:, :-1] == 0) & (place_W[:-1] < drafts_n[:, None])
-    accepted_n = is_borne_out_nS.to(torch.int64).cumprod(1).sum(1)
+    accepted_n = count_accepted(token_nW, foreseen_nS, (bad_nW[:, :-1] == 0) & (place_W[:-1] < drafts_n[:, None]))
     own.ints[:, LAST_TOKEN] = token_nW.gather(1, accepted_n[:, None])[:, 0]
     own.ints[:, POSITION] += accepted_n + 1
     columns.ints.index_copy_(0, rows_n, own.ints)
     columns.length.index_copy_(0, rows_n, columns.length.index_select(0, rows_n) + accepted_n + 1)
     results_W3R[:, :, :count] = results_3nW.permute(2, 0, 1)
     accepted_R[:count] = accepted_n
+
+
+def count_accepted(token_nW: Tensor, foreseen_nS: Tensor, may_nS: Tensor) -> Tensor:
+    """[n] drafts accepted of each row: those before the first that is not the token drawn in its place.
+
+    Args:
+        token_nW: Drawn tokens.
+        foreseen_nS: Drafts of all but the first of them.
+        may_nS: bool, False where a draft is none.
+    """
+    is_borne_out_nS = (token_nW[:, :-1] == foreseen_nS) & may_nS
+    return is_borne_out_nS.to(torch.int64).cumprod(1).sum(1)
 
 
 def draw_plain(

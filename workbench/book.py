@@ -209,6 +209,10 @@ class RequestBook:
             return ""
         return request.text if request.detokenizer is not None else tokenizer.decode(request.output_ids)
 
+    def known_requests(self) -> Iterable[Request]:
+        """Of all that have arrived, the engine's records."""
+        return self._requests.values()
+
     def records(self, watch: BorderWatch) -> list[RequestRecord]:
         """When things happened to each request that has arrived."""
         return [self._record(request, watch) for request in self._requests.values()]

@@ -15,6 +15,7 @@ from workbench.arrivals import Arrivals, ClosedLoop, Submission
 from workbench.book import Prompt, RequestBook, Wish, as_prompts, sampling_params
 from workbench.clock import Clock
 from workbench.peek import SessionError
+from workbench.states import StateBook
 from workbench.workloads import RequestSpec, Workload, as_workload
 
 NEVER = float("inf")
@@ -39,6 +40,7 @@ class Desk:
         self.book = RequestBook(engine)
         self.arrivals = Arrivals(lambda: engine.live_ids)
         self.admissions = Admissions(engine.table)
+        self.states = StateBook(engine, self.book.known_requests)
 
     def submit(
         self,
@@ -194,4 +196,5 @@ class Desk:
         self._held.clear()
         self.book.clear()
         self.admissions.clear()
+        self.states.clear()
         self.clock.reset()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracing.records import PHASE_COLOURS
 from workbench.bars import ink_on
+from workbench.states import states_text
 from workbench.timeline import runs, timeline_html
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ def snapshot_text(snapshot: Snapshot) -> str:
     lines.append("blocks  " + _blocks_text(snapshot.blocks))
     if snapshot.prefix is not None:
         lines.append("prefix  " + prefix_text(snapshot.prefix))
+    if snapshot.states is not None:
+        lines.append("states  " + states_text(snapshot.states))
+    if drafts := drafts_text(snapshot.counters):
+        lines.append("drafts  " + drafts)
     lines += [f"room    {room_text(snapshot.counters)}"] if room_text(snapshot.counters) else []
     if snapshot.rows:
         lines += ["", *text_table(*_rows_table(snapshot))]
@@ -68,6 +73,8 @@ def snapshot_html(snapshot: Snapshot) -> str:
         f"<div>token budget: {escape(budget_text(snapshot.budget))}</div>" if snapshot.budget else "",
         _block_map(snapshot),
         f"<div>prefix cache: {escape(prefix_text(snapshot.prefix))}</div>" if snapshot.prefix else "",
+        f"<div>recurrent states: {escape(states_text(snapshot.states))}</div>" if snapshot.states else "",
+        f"<div>drafts: {drafts}</div>" if (drafts := drafts_text(snapshot.counters)) else "",
         f"<div>want of blocks: {room}</div>" if (room := room_text(snapshot.counters)) else "",
     ]
     if snapshot.rows:
@@ -128,6 +135,19 @@ def room_text(counters: Mapping[str, Any]) -> str:
     """Pauses, resumes and evictions for want of blocks; empty where there were none."""
     counts = [(said, counters[name]) for name, said in _ROOM.items()]
     return ", ".join(f"{count} {said}" for said, count in counts) if any(count for _, count in counts) else ""
+
+
+def drafts_text(counters: Mapping[str, Any]) -> str:
+    """Acceptance by place and together; empty where nothing was drafted. ``docs/metrics.md`` (Drafts) defines both."""
+    proposed, accepted = counters["drafts_proposed"], counters["drafts_accepted"]
+    if not proposed:
+        return ""
+    total, taken = sum(proposed.values()), sum(accepted.values())
+    places = ", ".join(
+        f"draft {place + 1} {100 * accepted.get(place, 0) / proposed[place]:.0f} %" for place in sorted(proposed)
+    )
+    row = 1 + taken / proposed[0]
+    return f"{taken:,} of {total:,} accepted ({places}), {row:.2f} tokens a verified row"
 
 
 def _blocks_text(blocks: BlocksView) -> str:

@@ -41,7 +41,7 @@ class DraftMarks(NamedTuple):
     """Which tokens of a request were drafts."""
 
     accepted: tuple[bool, ...]
-    """One a token: whether it is an accepted draft; else the model's own draw."""
+    """One a token of those asked for: whether it is an accepted draft; else the model's own draw."""
     num_newest: int
     """Tokens that the newest verification gave it."""
     num_rejected: int
@@ -102,14 +102,15 @@ class DraftLog:
             self._records.setdefault(request.key, _Record()).note(num_tokens, num_drafts)
             yield request.key, num_tokens
 
-    def marks(self, request: Request) -> DraftMarks | None:
-        """Which of its tokens were drafts; None before its first verification."""
+    def marks(self, request: Request, last: int) -> DraftMarks | None:
+        """Which of its ``last`` tokens were drafts; None before its first verification."""
         record = self._records.get(request.key)
         if record is None:
             return None
         count, (num_tokens, num_drafts) = len(request.output_ids), record.newest
         cut = max(0, len(record.is_draft) - count)  # drawn behind its end: nobody's
-        return DraftMarks(tuple(record.is_draft[:count]), max(0, num_tokens - cut), num_drafts - (num_tokens - 1))
+        shown = record.is_draft[max(0, count - last) : count]
+        return DraftMarks(tuple(shown), max(0, num_tokens - cut), num_drafts - (num_tokens - 1))
 
     def counts(self, request: Request) -> DraftCounts:
         """How many of its drafts were proposed and accepted."""

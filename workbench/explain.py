@@ -248,8 +248,11 @@ def _drawn_text(engine: Engine, request: Request, token: str) -> str:
     proposed = _count(count, "draft")
     if accepted is None:
         return f"{token} is drawn and its {proposed} verified: rewind learns how many are accepted"
-    given = "" if not accepted else f" and the {_count(accepted, 'accepted draft')} before it"
-    return f"{token}{given} ({accepted} of {proposed} accepted) go to the request in resolve"
+    told = f"({accepted} of {proposed} accepted)"
+    if not accepted:
+        return f"{token} goes to the request in resolve, without a draft {told}"
+    before = "draft" if accepted == 1 else f"{accepted} drafts"
+    return f"{token} and the accepted {before} before it go to the request in resolve {told}"
 
 # -- waiting -----------------------------------------------------------------------------------------------------------
 

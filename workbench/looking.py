@@ -21,6 +21,7 @@ from workbench.desk import Desk
 from workbench.device_values import read_device_value
 from workbench.documents import asked_dict, jsonable, request_dict
 from workbench.environment import environment
+from workbench.expert_load import ExpertCounter, ExpertLoad, not_counting_text
 from workbench.explain import explain_request
 from workbench.explain_order import explain_iteration
 from workbench.history import ChangeRecorder, History
@@ -46,6 +47,7 @@ class Looking:
     history: History
     _delays: Delays
     _policies: Policies
+    _experts: ExpertCounter
 
     # -- now -------------------------------------------------------------------------------------------------------
 
@@ -98,7 +100,20 @@ class Looking:
     def snapshot(self) -> Snapshot:
         """All there is to see at this border, as values that stay as they are. Reads nothing on the device."""
         desk = self._desk
-        return take_snapshot(self.engine, desk.clock, desk.arrivals.coming, self._watch.last, desk.admissions)
+        return take_snapshot(
+            self.engine, desk.clock, desk.arrivals.coming, self._watch.last, desk.admissions, desk.states
+        )
+
+    def expert_load(self) -> ExpertLoad:
+        """Tokens that each expert of each layer was sent, as far as the device has come.
+
+        Raises:
+            SessionError: the session does not count them.
+        """
+        load = self._experts.read()
+        if load is None:
+            raise SessionError(not_counting_text(self._experts, self.engine.loaded.name))
+        return load
 
     def read_device(self, name: str) -> Any:
         """Copy one of the device's tensors to the host: waits for the device, and so voids an iteration's times.

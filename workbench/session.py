@@ -36,6 +36,7 @@ from workbench.delays import Delays
 from workbench.desk import Desk
 from workbench.driver import Driver, Script
 from workbench.events import EventLog
+from workbench.expert_load import ExpertCounter
 from workbench.expressions import Expressions, WatchExpression
 from workbench.history import ChangeRecorder, History
 from workbench.loading import load_for, session_config
@@ -67,12 +68,14 @@ class Session(Submitting, Looking):
         admission: Whose turn it is; by default first come, first served.
         graph_list: Which forwards are captured; by default what ``graphs`` and ``graph_distribution`` say.
         recorder: The instrument; None makes one that is on.
+        expert_load: Count the tokens that each expert is sent, for :meth:`expert_load` and the panel.
         progress: Show, in a notebook or on a terminal, that weights are loaded and graphs captured; elsewhere nothing.
         **engine_options: Fields of :class:`engine.config.EngineConfig`; they win over ``config``.
 
     Raises:
         CheckpointError: the model cannot be loaded; for ``smollm2`` the message holds the command that installs it.
         ConfigError: an option is unknown or does not fit.
+        SessionError: ``expert_load`` is asked of a model without experts.
     """
 
     def __init__(
@@ -86,14 +89,17 @@ class Session(Submitting, Looking):
         admission: AdmissionPolicy = first_come_first_served,
         graph_list: GraphListPolicy = captured_by_default,
         recorder: Recorder | None = None,
+        expert_load: bool = False,
         progress: bool = True,
         **engine_options: Any,
     ) -> None:
         self.config = session_config(config, mode, engine_options)
         own_clock = make_clock(clock, self._iterations_begun)
         self.recorder = recorder or Recorder(session_id=next(_session_ids))
+        loaded = load_for(self.config, model, progress=progress)
+        self._experts = ExpertCounter(loaded, wanted=expert_load)
         self.engine = Engine(
-            load_for(self.config, model, progress=progress),
+            loaded,
             self.config,
             recorder=self.recorder,
             policy=policy,
@@ -101,6 +107,7 @@ class Session(Submitting, Looking):
             graph_list=graph_list,
             progress=CaptureBar() if progress else None,
         )
+        self._forget_load()  # of forwards that were run to be captured
         self._watch = BorderWatch(self.engine.controller.watch, is_inline=self.config.device == "inline")
         self.engine.controller.watch = self._watch
         self._desk = Desk(self.engine, own_clock, lambda: self._driver.seat.is_taken)
@@ -468,8 +475,14 @@ class Session(Submitting, Looking):
         self.recorder.clear()
         for part in (self._changes, self.watches, self._delays):
             part.clear()
+        self._forget_load()
         self.breakpoints.start_over()
         return outputs
+
+    def _forget_load(self) -> None:
+        if self._experts.is_counting:
+            self.engine.device.synchronize()
+            self._experts.clear()
 
     def _enter(self, submissions: Sequence[Submission]) -> None:
         for submission in submissions:

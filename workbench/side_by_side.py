@@ -41,6 +41,8 @@ _SHORT = (
     "bubbles",
     "graph hit rate",
 )
+_SHORT_OF_DRAFTS = ("drafts accepted", "tokens / verified row")
+"""The same where a leg has drafted."""
 """What ``print`` shows; :meth:`SideBySide.table` has the rest."""
 
 
@@ -104,7 +106,8 @@ class SideBySide(ABC):
         return format_few(self.names, self._short_rows())
 
     def _short_rows(self) -> list[RepeatRow]:
-        rows = [find_row(label, self.rows) for label in _SHORT]
+        labels = (*_SHORT, *_SHORT_OF_DRAFTS) if self._has_drafts else _SHORT
+        rows = [find_row(label, self.rows) for label in labels]
         return [row for row in rows if any(leg.known for leg in row.legs)]
 
     def text(self, *, is_whole: bool = False) -> str:
@@ -117,7 +120,7 @@ class SideBySide(ABC):
         """One figure.
 
         Args:
-            name: Of a figure of single runs (``latency``, ``throughput``, ``hidden``, ``bubbles``), drawn of one run a
+            name: Of a figure of single runs (``latency``, ``throughput``, ``hidden``, ``bubbles``, ``drafts``), drawn of one run a
                 leg; or of a metric in :meth:`table`, drawn repeat by repeat.
             **options: As for :func:`workbench.figures.make_figure`.
 
@@ -138,7 +141,12 @@ class SideBySide(ABC):
         """The metrics that matter most, repeat by repeat, and every figure of single runs."""
         from workbench.figures import FIGURES
 
-        return [self.figure(name, **options) for name in (*_FIRST_METRICS, *FIGURES)]
+        names = [name for name in FIGURES if name != "drafts" or self._has_drafts]
+        return [self.figure(name, **options) for name in (*_FIRST_METRICS, *names)]
+
+    @property
+    def _has_drafts(self) -> bool:
+        return any(summary.drafts is not None for repeats in self.summaries for summary in repeats)
 
     def timelines(self) -> TimelineWidget:
         """The legs' timelines one below the other on one axis, each from its first moment on."""

@@ -20,6 +20,7 @@ from workbench.admissions import Admissions
 from workbench.arrivals import Submission
 from workbench.clock import Clock
 from workbench.prospects import prospects, reason_text
+from workbench.states import StateBook, StatesView
 
 _TEXT_TOKENS = 12
 """Newest tokens shown as text in a row."""
@@ -217,6 +218,8 @@ class Snapshot:
     """Of the forward that is prepared, or else of the one launched last; None: neither is known."""
     prefix: PrefixView | None
     """None without prefix caching."""
+    states: StatesView | None
+    """None where the model has no recurrent layers."""
     consumed: PendingView | None
     """The forward that the iteration in hand has sampled; its tokens are on their way, or known after resolve."""
     spans: tuple[Span, ...]
@@ -245,7 +248,12 @@ class Snapshot:
 
 
 def take_snapshot(
-    engine: Engine, clock: Clock, coming: Sequence[Submission], last: Iteration | None, admissions: Admissions
+    engine: Engine,
+    clock: Clock,
+    coming: Sequence[Submission],
+    last: Iteration | None,
+    admissions: Admissions,
+    states: StateBook,
 ) -> Snapshot:
     """Look at everything, from the engine's thread. Changes nothing and reads nothing on the device.
 
@@ -255,6 +263,7 @@ def take_snapshot(
         coming: Requests that have not arrived.
         last: The iteration begun last, if any.
         admissions: Of the same engine.
+        states: Of the same engine.
     """
     current = engine.in_hand
     phases = tuple(phase.value for phase in last.order.phases) if last is not None else ()
@@ -282,6 +291,7 @@ def take_snapshot(
         pending=pending_view(engine, engine.pending),
         budget=budget_view(engine, last),
         prefix=prefix_view(engine),
+        states=states.view(),
         consumed=pending_view(engine, current.consumed if current is not None else None),
         spans=spans,
         unfinished=tuple(work for work in unfinished if not any(_is_of(span, work) for span in spans)),

@@ -119,10 +119,10 @@ class BorderWatch:
             return (request.timings.first_token_ns, *times[1:])
         return tuple(times)
 
-    def draft_marks(self, request: Request) -> DraftMarks | None:
-        """Which of its tokens were drafts; None before its first verification, and without drafting."""
+    def draft_marks(self, request: Request, last: int) -> DraftMarks | None:
+        """Which of its ``last`` tokens were drafts; None before its first verification, and without drafting."""
         self._fold()
-        return self._drafts.marks(request)
+        return self._drafts.marks(request, last)
 
     def draft_counts(self, request: Request) -> DraftCounts:
         """How many of its drafts were proposed and accepted, by place."""

@@ -100,11 +100,14 @@ class TestHalfPrecision:
         assert [len(ids) for ids, _ in found] == [params.max_tokens for params in MIX]
         assert engine.counters.graph_hits > 0
 
-    @pytest.mark.parametrize("model", ["shape:tiny-hybrid", "shape:tiny-moe"])
+    @pytest.mark.parametrize(
+        ("model", "drafts"), [("shape:tiny-hybrid", 0), ("shape:tiny-hybrid", 2), ("shape:tiny-moe", 0)]
+    )
     @pytest.mark.parametrize("graphs", [None, -1])
-    def test_float64_gives_the_cpus_tokens(self, model: str, graphs: int | None) -> None:
-        expected, _ = run(model, device="inline", mode="legacy", dtype="float64")
+    def test_float64_is_the_same_in_both_modes(self, model: str, drafts: int, graphs: int | None) -> None:
+        expected, _ = run(model, device="cuda", mode="legacy", dtype="float64")
 
-        found, _ = run(model, device="cuda", dtype="float64", graphs=graphs)
+        found, engine = run(model, device="cuda", dtype="float64", graphs=graphs, speculative_tokens=drafts)
 
         assert found == expected
+        assert (sum(engine.counters.drafts_proposed.values()) > 0) is (drafts > 0)

@@ -139,7 +139,7 @@ def _how_made(run: Run) -> str:
 {describe(run.corpus)}.
 
 - {trained.steps} steps of {options.batch_tokens:,} tokens, {trained.tokens / 1e6:.1f} million in all
-  ({trained.tokens / max(1, sum(map(len, run.corpus.training))):.1f} times the text), in {trained.seconds:.0f} s
+  ({trained.tokens / max(1, sum(map(len, run.corpus.training))):.2f} times the text), in {trained.seconds:.0f} s
 - on {run.machine}: {trained.tokens_a_second:,.0f} tokens a second at {options.length} tokens a window
 - windows of {options.length} tokens, from {options.long_from:.0%} of the way of {options.long_length}
 - {optimiser}, peak rate {options.peak_rate:g}, level, then straight to zero; averaged weights

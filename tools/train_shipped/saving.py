@@ -71,7 +71,9 @@ def save_folder(model: ShippedModel, folder: Path, *, dtype: torch.dtype = torch
     _write(folder / "generation_config.json", ends)
     _write(folder / "tokenizer.json", tokenizer_json())
     _write(folder / "tokenizer_config.json", tokenizer_config(arch.max_position))
-    save_file(checkpoint_tensors(model, dtype), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = folder / "model.safetensors"
+    save_file(checkpoint_tensors(model, dtype), weights, metadata={"format": "pt"})
+    weights.chmod(0o644)  # the library writes for the owner alone; others install what we ship
 
 
 def load_folder(folder: Path, arch: Architecture, device: torch.device) -> ShippedModel:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracing.trace import Trace
 from workbench.figures.bubbles import bubbles
+from workbench.figures.drafts import drafts
 from workbench.figures.errors import FigureError as FigureError
 from workbench.figures.errors import FigureImportError as FigureImportError
 from workbench.figures.figure import Figure as Figure
@@ -34,6 +35,7 @@ FIGURES: dict[str, Callable[..., tuple[pa.Table, Chart]]] = {
     "throughput": throughput,
     "hidden": hidden,
     "bubbles": bubbles,
+    "drafts": drafts,
 }
 """What :func:`make_figure` can draw."""
 

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from engine.cache.prefix_pool import PrefixPool
 from engine.request import RequestState
 from workbench.panel.hues import hue_of
-from workbench.panel.messages import BlocksPane, HolderCell
+from workbench.panel.messages import BlocksPane, HolderCell, SlotCell, SnapshotCell, StatesCell
 from workbench.snapshot import prefix_view
+from workbench.states import KeptState, SnapshotsView, bytes_text
 
 if TYPE_CHECKING:
     from workbench.session import Session
@@ -76,6 +77,7 @@ class BlockMap:
                 if request.state is not RequestState.FINISHED
             ],
             facts=self._facts(),
+            states=_states_cell(session),
         )
 
     def _names(self) -> NDArray[np.bool_] | None:
@@ -102,6 +104,39 @@ class BlockMap:
             facts.append(["resumed", f"{counters.resumes:,}"])
             facts.append(["requests evicted", f"{counters.evictions:,}"])
         return facts
+
+
+def _states_cell(session: Session) -> StatesCell | None:
+    states = session._desk.states.view()
+    if states is None:
+        return None
+    kept = states.snapshots
+    each = "" if states.states_per_slot == 1 else f", {states.states_per_slot} states each: one behind every draft"
+    return StatesCell(
+        text=f"{states.num_live} of {len(states.slots)} live{each}; {bytes_text(states.state_bytes)} a state",
+        slots=[
+            SlotCell(request_id=request_id, hue=hue_of(session, request_id) if request_id else -1)
+            for request_id in states.slots
+        ],
+        snapshots=None if kept is None else [_snapshot_cell(session, one) for one in kept.kept],
+        snapshots_text="" if kept is None else _snapshots_text(kept),
+    )
+
+
+def _snapshot_cell(session: Session, one: KeptState) -> SnapshotCell:
+    what = f"the first {one.num_tokens:,} tokens of {one.begins}" if one.begins else "a prefix of nobody here"
+    whose = f"held by {', '.join(one.holders)}" if one.holders else "cached: may give way"
+    return SnapshotCell(
+        slot=one.slot,
+        block=one.block,
+        hue=hue_of(session, one.holders[0]) if one.holders else -1,
+        text=f"{what}, {whose}",
+    )
+
+
+def _snapshots_text(kept: SnapshotsView) -> str:
+    gone = f", {kept.num_evicted:,} gave way" if kept.num_evicted else ""
+    return f"{len(kept.kept):,} of {kept.num_slots:,} kept, {kept.num_free:,} free{gone}"
 
 
 def _packed(values: NDArray[Any]) -> str:

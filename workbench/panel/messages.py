@@ -127,6 +127,12 @@ class RequestRow(TypedDict):
     """Of those, None where one is not known; empty where none is."""
     num_new: int
     """How many of ``tokens`` came with the iteration that resolved last."""
+    accepted: list[int]
+    """Places in ``tokens`` of accepted drafts; the others are the model's own draws."""
+    num_rejected: int
+    """Drafts that the iteration which resolved last turned down."""
+    drafts: str
+    """How many of its drafts were accepted, in words; empty: it had none."""
     why: str
     """Why it waits or is paused, how far its prompt is read in chunks, that it is computed again after an eviction, or
     how it ended; empty while it runs otherwise."""
@@ -194,6 +200,41 @@ class BlocksPane(TypedDict):
     holders: list[HolderCell]
     facts: list[list[str]]
     """Name and value of what prefix caching and pausing have done so far; empty where neither is on."""
+    states: StatesCell | None
+    """Recurrent states; None: the model has none."""
+
+
+class StatesCell(TypedDict):
+    """Slots of recurrent states, and the snapshots of prefixes."""
+
+    text: str
+    """How many there are, and how large."""
+    slots: list[SlotCell]
+    snapshots: list[SnapshotCell] | None
+    """The least recently used first; None: no prefix caching."""
+    snapshots_text: str
+    """How many of the budget are kept, and what gave way."""
+
+
+class SlotCell(TypedDict):
+    """The live state of one row."""
+
+    request_id: str
+    """Empty: free."""
+    hue: int
+    """-1: free."""
+
+
+class SnapshotCell(TypedDict):
+    """A state behind a cached prefix."""
+
+    slot: int
+    block: int | None
+    """The prefix's last; None: it has lost its name."""
+    hue: int
+    """Of the first holder of that block; -1: nobody holds it."""
+    text: str
+    """Which prefix, and who holds it."""
 
 
 class HolderCell(TypedDict):
@@ -239,6 +280,20 @@ class GraphsPane(TypedDict):
     """``padding share`` of docs/metrics.md: padding tokens / (padding tokens + tokens of launched batches)."""
     memory: str
     """What capturing took; empty where nothing was captured."""
+    hint: str
+
+
+class ExpertsPane(TypedDict):
+    """Tokens sent to each expert, layer by layer."""
+
+    layers: list[int]
+    """Number of each layer with experts."""
+    num_experts: int
+    counts: str
+    """Layer by layer, eight bytes an expert, the lowest first, base64: tokens. Empty: nothing was counted."""
+    imbalances: list[float]
+    """Of each layer, its largest load over its mean."""
+    summary: str
     hint: str
 
 
@@ -398,4 +453,5 @@ KEYS: dict[str, str] = {
     "m": "set_mode",
 }
 """Keys of the bar while the pointer or the focus is in the panel."""
-TABS = ("requests", "blocks", "graphs", "changes", "history", "figures", "stops", "log")
+TABS = ("requests", "blocks", "graphs", "experts", "changes", "history", "figures", "stops", "log")
+"""Left to right; ``experts`` only where the model has some."""

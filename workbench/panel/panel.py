@@ -18,7 +18,7 @@ import ipywidgets
 from workbench.events import Event
 from workbench.panel.commands import Commands
 from workbench.panel.figure_shelf import FigureShelf, close_all
-from workbench.panel.messages import Notice
+from workbench.panel.messages import TABS, Notice
 from workbench.panel.shown_cells import ShownCells
 from workbench.panel.ticker import Ticker
 from workbench.panel.views import Views
@@ -55,7 +55,7 @@ class Panel:
         self.views = Views(session, self.commands)
         self.bar = PanelBar()
         self.timeline = TimelineWidget(session, max_spans=max_spans)
-        self.panes = PanelPanes()
+        self.panes = PanelPanes(tabs=[tab for tab in TABS if tab != "experts" or session._experts.layers])
         self.figures: FigureShelf | None = None
         self._shelf_box = ipywidgets.VBox()
         self.box = ipywidgets.VBox([self.bar, self.timeline, self.panes, self._shelf_box])

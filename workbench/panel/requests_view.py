@@ -157,6 +157,9 @@ class RequestRows:
             token_ids=[],
             logprobs=[],
             num_new=0,
+            accepted=[],
+            num_rejected=0,
+            drafts="",
             why=why,
             queue_ms=None,
             ttft_ms=None,
@@ -173,6 +176,7 @@ class RequestRows:
         newest = output_ids[-self._num_tokens :]
         reasons = self._void_reasons(request)
         has_row = row is not None and request.state is not RequestState.FINISHED
+        marks, has_new = self._session._watch.draft_marks(request, len(newest)), bool(self._num_new(request))
         return RequestRow(
             request_id=request.request_id,
             state=request.state.value,
@@ -188,7 +192,10 @@ class RequestRows:
             tokens=self._texts.of_all(newest),
             token_ids=newest,
             logprobs=_logprobs(request, newest),
-            num_new=self._num_new(request),
+            num_new=self._num_new(request) if marks is None else marks.num_newest * has_new,
+            accepted=[] if marks is None else [at for at, is_draft in enumerate(marks.accepted) if is_draft],
+            num_rejected=0 if marks is None else marks.num_rejected * has_new,
+            drafts=_drafts_text(request),
             why=why,
             queue_ms=_ms(times.arrival_ns, times.admitted_ns),
             ttft_ms=_ms(times.arrival_ns, times.first_token_ns),
@@ -213,6 +220,11 @@ class RequestRows:
         is_live = request.state is not RequestState.FINISHED
         in_hand = current.void_reasons if is_live and current is not None else frozenset()
         return tuple(sorted(request.void_reasons | in_hand))
+
+
+def _drafts_text(request: Request) -> str:
+    drafted, accepted = request.num_drafted, request.num_accepted
+    return f"{accepted:,} of {drafted:,} drafts accepted ({100 * accepted / drafted:.0f} %)" if drafted else ""
 
 
 def _logprobs(request: Request, newest: list[int]) -> list[float | None]:

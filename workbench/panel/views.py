@@ -9,6 +9,7 @@ from workbench.panel.bar_view import bar_view
 from workbench.panel.blocks_view import BlockMap
 from workbench.panel.changes_view import PhaseCards
 from workbench.panel.commands import Commands
+from workbench.panel.experts_view import experts_view
 from workbench.panel.graphs_view import GraphTally
 from workbench.panel.history_view_model import PastFacts
 from workbench.panel.log_view import log_view
@@ -34,6 +35,7 @@ class Views:
             "requests": self._rows.view,
             "blocks": BlockMap(session).view,
             "graphs": GraphTally(session).view,
+            "experts": lambda: experts_view(session),
             "changes": lambda: cards.view(commands.chosen, commands.device_value),
             "history": lambda: facts.view(commands.chosen),
             "stops": lambda: stops_view(session),

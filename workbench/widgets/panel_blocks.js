@@ -1,6 +1,7 @@
 // The KV block pool: how full it is, what can be reused, the map, and who holds what.
 import { counted, fillChildren, keepChildren, make, percent, rangesText, setAttribute, setProperty, setText, unpacked } from "./panel_make.js";
 import { makeSwatch, showHue } from "./panel_hues.js";
+import { StatesList } from "./panel_states.js";
 import { BlockMap, CACHED, FREE } from "./panel_block_map.js";
 
 const REST = "Point at a block, or move over the map with the arrow keys.";
@@ -13,9 +14,10 @@ export class BlocksPane {
     this.told = make("span", { className: "wb-told", attributes: { "aria-live": "polite" } });
     this.canvas = make("canvas", { tabIndex: 0, attributes: { role: "application", "aria-label": "Map of the KV blocks" } });
     this.map = new BlockMap(this.canvas, part.look);
+    this.states = new StatesList((block) => this.choose(block));
     this.legend = make("ul", { className: "wb-holders", attributes: { "aria-label": "Holders of blocks" } });
     this.content = [make("div", { className: "wb-pane-head wb-blocks-head" }, this.summary, this.keys, this.facts), this.told,
-      make("div", { className: "wb-scroll wb-map-and-legend" }, make("div", { className: "wb-map" }, this.canvas), this.legend)];
+      make("div", { className: "wb-scroll wb-map-and-legend" }, make("div", { className: "wb-map" }, this.canvas), make("div", {}, this.legend, this.states.node))];
     this.pinned = null;  // request whose blocks stay lit
     this.view = { holders: [] };
     this.kinds = this.refs = this.named = this.tokens = null;  // of each block
@@ -52,6 +54,7 @@ export class BlocksPane {
     setProperty(this.facts, "hidden", view.facts.length === 0);
     setText(this.told, this.blockText(this.map.chosen));
     keepChildren(this.legend, holders, (one) => one.request_id, (one) => this.makeHolder(one.request_id), showHolder);
+    this.states.show(view.states);
     this.light(this.pinned);
     this.map.show(this.kinds, this.refs, this.tokens.map((count) => count / view.block_size));
   }

@@ -7,6 +7,7 @@ import { withNews } from "./panel_row_news.js";
 import { RequestsPane } from "./panel_requests.js";
 import { BlocksPane } from "./panel_blocks.js";
 import { GraphsPane } from "./panel_graphs.js";
+import { ExpertsPane } from "./panel_experts.js";
 import { ChangesPane } from "./panel_changes.js";
 import { HistoryPane } from "./panel_history.js";
 import { StopsPane } from "./panel_stops.js";
@@ -17,6 +18,7 @@ const PANES = {
   requests: [RequestsPane, "requests"],
   blocks: [BlocksPane, "blocks"],
   graphs: [GraphsPane, "graphs"],
+  experts: [ExpertsPane, "experts"],
   changes: [ChangesPane, "changes"],
   history: [HistoryPane, "history"],
   stops: [StopsPane, "stops"],

@@ -26,8 +26,10 @@ PANES_MODULES = (
     "panel_row_news.js",
     "panel_requests.js",
     "panel_block_map.js",
+    "panel_states.js",
     "panel_blocks.js",
     "panel_graphs.js",
+    "panel_experts.js",
     "panel_changes.js",
     "panel_history.js",
     "panel_stops.js",
@@ -60,6 +62,8 @@ class PanelPanes(CommandWidget):
     """A :class:`~workbench.panel.messages.BlocksPane`."""
     graphs = traitlets.Dict().tag(sync=True)
     """A :class:`~workbench.panel.messages.GraphsPane`."""
+    experts = traitlets.Dict().tag(sync=True)
+    """A :class:`~workbench.panel.messages.ExpertsPane`."""
     changes = traitlets.Dict().tag(sync=True)
     """A :class:`~workbench.panel.messages.ChangesPane`."""
     history = traitlets.Dict().tag(sync=True)

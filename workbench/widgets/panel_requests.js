@@ -26,13 +26,18 @@ export class RequestsPane {
     this.table = table;
     this.body = body;
     this.left = make("div", { className: "wb-left-out" });
-    this.content = [make("div", { className: "wb-scroll", tabIndex: 0, attributes: { role: "region", "aria-label": "Requests" } }, table, this.left)];
+    this.legend = make("div", { className: "wb-draft-legend", hidden: true, attributes: { "aria-label": "Drafts in the newest output" } },
+      make("span", { className: "wb-tokens-run" }, make("span", { textContent: "a", attributes: { "data-draft": "accepted" } })), "accepted draft",
+      make("span", { className: "wb-tokens-run" }, make("span", { textContent: "a" })), "the model's own draw",
+      make("span", { className: "wb-rejected", textContent: "✕2" }), "drafts turned down last");
+    this.content = [make("div", { className: "wb-scroll", tabIndex: 0, attributes: { role: "region", "aria-label": "Requests" } }, table, this.legend, this.left)];
   }
 
   isEmpty({ rows }) { return rows.length === 0; }
 
   show({ rows, left_out: leftOut }) {
     setAttribute(this.table, "data-uncached", rows.every((row) => row.cached_tokens === null) ? "true" : null);
+    setProperty(this.legend, "hidden", !rows.some((row) => row.drafts));
     keepChildren(this.body, rows, (row) => row.request_id, (row) => this.makeRow(row.request_id), showRow);
     setText(this.left, leftOut ? `${counted(leftOut, "more request")}, waiting or ended, not listed` : "");
     setProperty(this.left, "hidden", !leftOut);
@@ -57,6 +62,7 @@ function showRow(line, row) {
   setText(cells[3], row.prompt_tokens);
   setText(cells[4], row.cached_tokens || "–");
   setText(cells[5], `${row.output_tokens}/${row.max_tokens}`);
+  setProperty(cells[5], "title", row.drafts);
   setText(cells[6], row.kv_len);
   setText(cells[7], rangesText(row.blocks) || "–");
   setProperty(cells[7], "title", row.blocks.length ? `${counted(row.blocks.length, "block")}: ${rangesText(row.blocks)}` : "");

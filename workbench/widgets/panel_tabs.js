@@ -5,6 +5,7 @@ const TAB_NAMES = {
   requests: ["Requests", "Each request: state, tokens, blocks, times"],
   blocks: ["KV blocks", "The block pool, block by block"],
   graphs: ["Graphs", "Captured sizes: hits, misses, padding"],
+  experts: ["Experts", "Tokens sent to each expert of each layer"],
   changes: ["Read / wrote", "What each phase read, wrote and launched"],
   history: ["History", "Any past iteration"],
   figures: ["Figures", "Latency, throughput, hidden share, bubbles"],

@@ -1,14 +1,24 @@
-// Moments that stand out: a row that paused or went on, a request that was evicted or aborted. A flag on the strip of the
+// Moments that stand out: a row that paused or went on, a request that was evicted or aborted, a rewind. A flag on the strip of the
 // iterations, named in the row of the axis where there is room.
 import { GUTTER } from "./timeline_brush.js";
 
 const HALF = 4.5, TALL = 6;  // of the flag, px
 const TOGETHER = 60;  // marks nearer to the first of them than this have one name, px
+const REWIND = "rewind";  // one an iteration with drafts: a tick without a flag
+const QUIET_APART = 6, QUIET_NAMED = 90;  // px
 const NAMED = 2;  // of those, the others are counted
 
 export function drawMarks(painter, { group, strip }, tall) {
   const { pen, look } = painter;
-  for (const { x } of visibleMarks(painter, group)) {
+  let quiet = -QUIET_APART;
+  for (const { x, isQuiet } of visibleMarks(painter, group)) {
+    if (isQuiet) {
+      if (x - quiet < QUIET_APART) continue;
+      quiet = x;
+      pen.fillStyle = look.text;
+      pen.fillRect(x - 0.5, strip - 3, 1, 4);
+      continue;
+    }
     pen.fillStyle = look.page;  // an edge, so that it stands out from an iteration of any colour
     pen.fillRect(x - 1.75, strip, 3.5, tall);
     pen.fillStyle = look.text;
@@ -29,11 +39,17 @@ export function nameMarks(painter, { group }) {
     const text = nameOf(near), last = width - 3 - look.width(pen, text);  // nothing is written past the right edge
     painter.aboveLanes(text, Math.min(near[0].x - HALF, last), look.text);
   };
-  for (const mark of visibleMarks(painter, group)) {
+  for (const mark of visibleMarks(painter, group).filter(isNamed)) {
     if (near.length && mark.x - near[0].x > TOGETHER) { name(); near = []; }
     near.push(mark);
   }
   name();
+}
+
+// One of many alike is named only where nothing is near.
+function isNamed({ x, isQuiet }, at, marks) {
+  if (!isQuiet) return true;
+  return [marks[at - 1], marks[at + 1]].every((other) => !other || Math.abs(other.x - x) > QUIET_NAMED);
 }
 
 function nameOf(marks) {
@@ -47,7 +63,8 @@ function visibleMarks(painter, group) {
   for (const { tables: { instant } } of group.lanes) {
     if (!instant) continue;
     painter.eachVisible(instant, (row, x) => {
-      if (x >= GUTTER) marks.push({ x, text: markText(texts[instant.name[row]], texts[instant.note[row]] || "") });
+      const name = texts[instant.name[row]];
+      if (x >= GUTTER) marks.push({ x, isQuiet: name === REWIND, text: markText(name, texts[instant.note[row]] || "") });
     });
   }
   return marks.sort((one, other) => one.x - other.x);
@@ -55,6 +72,8 @@ function visibleMarks(painter, group) {
 
 // "pause story-3": whom it concerns, where the record begins with that.
 function markText(name, note) {
+  const [, accepted, drafts] = /^accepted=(\d+), drafts=(\d+)/.exec(note) || [];
+  if (name === REWIND && drafts) return `${accepted} of ${drafts} drafts`;
   const [, requestId] = /^request_id=([^,]*)/.exec(note) || [];
   return requestId ? `${name} ${requestId}` : name;
 }

@@ -358,6 +358,9 @@ class TestSavedFolder:
             parts = {f"mtp.layers.{first}.{part}.weight" for part in ("enorm", "hnorm", "eh_proj", "norm")}
             assert parts | {f"mtp.layers.{last}.final_layernorm.weight"} <= names
 
+    def test_everyone_may_read_the_files(self, folder: Path) -> None:
+        assert all(file.stat().st_mode & 0o044 == 0o044 for file in folder.iterdir())
+
     def test_another_architecture_is_refused(self, folder: Path) -> None:
         with pytest.raises(ValueError, match="differs from the architecture in n_groups"):
             load_folder(folder, replace(TINY, num_groups=1), CPU)

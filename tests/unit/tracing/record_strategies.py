@@ -96,6 +96,8 @@ requests = st.builds(
     num_output_tokens=whole,
     finish_reason=st.none() | words,
     void_reasons=st.lists(words, max_size=2).map(tuple),
+    drafts_proposed=st.lists(whole, max_size=2).map(tuple),
+    drafts_accepted=st.lists(whole, max_size=2).map(tuple),
 )
 
 

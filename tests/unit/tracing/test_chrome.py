@@ -226,6 +226,22 @@ class TestArrows:
             assert (start.name, end.name) == ("fetch", "samples")
             assert start.args["iteration"] == end.args["iteration"]
 
+    def test_accepted_counts_and_drawn_ids_are_tied_each_to_their_own_wait(self, path: Path) -> None:
+        """Both copies are enqueued in verify, before either wait."""
+        spans = [
+            *(phase("verify", 0, 8), phase("rewind", 10, 32), phase("resolve", 40, 62)),
+            device("fetch_accepted", 12, 20, lane="copy", enqueued=4),
+            device("fetch", 21, 50, lane="copy", enqueued=5),
+            *(wait(11, 30, name="accepted"), wait(41, 60, name="samples")),
+        ]
+
+        found = written(trace_of(spans), path).flows("result")
+
+        assert [(copy.name, waiting.name) for copy, waiting in found] == [
+            ("fetch_accepted", "accepted"),
+            ("fetch", "samples"),
+        ]
+
     def test_a_wait_before_the_copy_was_enqueued_is_not_for_it(self, path: Path) -> None:
         spans = [wait(0, 5), device("fetch", 12, 20, lane="copy", enqueued=10), wait(14, 30)]
 

@@ -268,7 +268,8 @@ class TestReading:
             "duration_ns host_ns wait_ns other_ns hidden_ns exposed_ns busy_ns is_void consumed_kind launched_kind "
         )
         derived += "queue_delay_ns ttft_ns tpot_ns e2e_ns"
-        later: dict[str, set[str]] = {"spans": set(), "iterations": {"num_device"}, "requests": {"void_reasons"}}
+        later: dict[str, set[str]] = {"spans": set(), "iterations": {"num_device"}, "requests": set()}
+        later["requests"] = {"void_reasons", "drafts_proposed", "drafts_accepted"}
         for table, added in later.items():
             path = run / f"{table}.parquet"
             data = path.read_bytes()

@@ -44,7 +44,8 @@ COLUMNS = {
         request_id string, arrival_ns int64, admitted_ns int64?, first_token_ns int64?, finished_ns int64?,
         token_times_ns list<element: int64 not null>, num_prompt_tokens int64, num_output_tokens int64,
         finish_reason word?, queue_delay_ns int64?, ttft_ns int64?, tpot_ns double?, e2e_ns int64?, is_void bool,
-        void_reasons list<element: string not null>""",
+        void_reasons list<element: string not null>, drafts_proposed list<element: int64 not null>,
+        drafts_accepted list<element: int64 not null>""",
     "phases": """
         iteration int64, phase word, batch word, mode word, order word, reason word, start_ns int64, end_ns int64,
         host_ns int64, wait_ns int64, hidden_ns int64?, exposed_ns int64?, is_void bool""",

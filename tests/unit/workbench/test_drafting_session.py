@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from engine.models.loader import LoadedModel, load_model
-from engine.phases import Phase
+from engine.phases import Order, Phase, Reason
+from tracing.records import Category
+from workbench.background import Background
+from workbench.border_view import step_borders
 from workbench.comparison import compare
+from workbench.panel.commands import Commands
+from workbench.panel.strip_view import phase_title
+from workbench.panel.views import Views
+from workbench.replays import ReplayError
 from workbench.report import write_report
+from workbench.report_data import ORDER_COLOURS
 from workbench.session import Session
 
-from .worlds import spread_workload, tokens
+from .worlds import drafting_oracle, make_session as make_plain_session, spread_workload, tokens
+from .worlds import make_drafting_session as make_session
 
 MODES = ("async", "legacy")
 DRAFTS = 2
-
-
-@cache
-def drafting_oracle() -> LoadedModel:
-    return load_model("oracle-mtp", device=torch.device("cpu"))
-
-
-def make_session(mode: str | None = None, **options: Any) -> Session:
-    defaults = {"device": "inline", "max_requests": 4, "max_batch_tokens": 128, "max_sequence_length": 96}
-    options = {**defaults, "num_blocks": 40, "speculative_tokens": DRAFTS, "clock": "iterations", **options}
-    return Session(drafting_oracle(), mode, progress=False, **options)
 
 
 def submit_two(session: Session, max_tokens: int = 20) -> None:

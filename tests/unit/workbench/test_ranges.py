@@ -11,7 +11,7 @@ import pytest
 
 from engine.phases import Order, Phase
 from tests.nvtx.sink import Range, RecordingSink
-from tests.unit.workbench.worlds import make_session, spread_workload
+from tests.unit.workbench.worlds import make_drafting_session, make_session, spread_workload
 from tracing.nvtx_ranges import SESSION_SHIFT
 from tracing.recorder import Recorder
 from workbench.session import Session
@@ -38,9 +38,14 @@ def traced_session(sink: RecordingSink, session_id: int = 0, **options: object) 
 
 
 def ranges_of_everything() -> set[Range]:
-    """Both modes, eager and captured, rows that move, a switch, admission beside a forward, a capture range."""
+    """Both modes, eager and captured, rows that move, a switch, drafts, admission beside a forward, a capture range."""
     sink = RecordingSink()
     for mode in ("legacy", "async"):
+        with make_drafting_session(mode, recorder=Recorder(nvtx=sink)) as session:
+            session.submit_workload(spread_workload())
+            session.run(6)
+            session.mode = "legacy" if mode == "async" else "async"
+            session.run()
         for graphs in (None, [4]):
             options = {"graphs": graphs, "graph_non_decode": False, "overlap_admission": graphs is None}
             with traced_session(sink, mode=mode, clock="iterations", **options) as session:
@@ -63,7 +68,7 @@ class TestDocumented:
         names = {one.name for one in ranges_of_everything()}
 
         assert names >= {phase.value for phase in Phase} | {order.label for order in Order}
-        assert names >= {"publish", "fetch", "compact", "replay", "samples", "capture"}
+        assert names >= {"publish", "fetch_accepted", "fetch", "compact", "replay", "samples", "accepted", "capture"}
 
     def test_every_name_in_the_code_is_documented(self) -> None:
         names = {name for name, _ in documented()}

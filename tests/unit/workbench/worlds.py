@@ -25,6 +25,19 @@ def make_session(mode: str | None = None, **options: Any) -> Session:
     return Session(oracle(), mode, **{**defaults, "num_blocks": 24, **options})
 
 
+@cache
+def drafting_oracle() -> LoadedModel:
+    """Three draft heads, right in two of three cases, and a recurrent state."""
+    return load_model("oracle-mtp", device=torch.device("cpu"))
+
+
+def make_drafting_session(mode: str | None = None, **options: Any) -> Session:
+    """As :func:`make_session`, with two drafts a row."""
+    defaults = {"device": "inline", "max_requests": 4, "max_batch_tokens": 128, "max_sequence_length": 96}
+    defaults |= {"num_blocks": 40, "speculative_tokens": 2, "clock": "iterations", "progress": False}
+    return Session(drafting_oracle(), mode, **{**defaults, **options})
+
+
 def spread_workload(count: int = 6) -> Workload:
     """Requests of different lengths, greedy and drawn, arriving two by two; none ends by EOS."""
     specs = tuple(
