@@ -356,12 +356,15 @@ class Controller:
         return np.array([r for r in rows.tolist() if not _is_aborted(requests[r])], dtype=np.int64)
 
     def _without_verified_ends(self, rows: Rows, verified: Verified, num_tokens: NDArray[np.int64] | None) -> Rows:
-        """Without rows that end by length with the tokens just accepted, which are not resolved yet."""
-        if num_tokens is None or self.resolved.config.launch_ending_rows:
+        """Without rows that end by length with the tokens just accepted, which are not resolved yet.
+
+        Rows with tokens beyond their end are never launched: they would write beyond their block table.
+        """
+        if num_tokens is None:
             return rows
         table, at = self.table, slice(verified.first_row, verified.first_row + verified.num_rows)
         ending = np.zeros(table.num_live, dtype=np.bool_)
-        ending[at] = table.num_output[at] + num_tokens >= table.max_output[at]
+        ending[at] = table.num_output[at] + num_tokens >= table.max_output[at] + self.resolved.config.launch_ending_rows
         return rows[~ending[rows]]
 
     def _prepare(self, iteration: Iteration) -> None:

@@ -102,7 +102,7 @@ class MemoryWorld(World):
             self._check_paused()
         if not isinstance(engine.pool, PrefixPool):
             return
-        self._check_forgotten()
+        self._check_forgotten(border)
         for block in engine.pool.ref_counts.nonzero()[0].tolist():
             self._last_held[block] = self._tick
         if border.side == "before" and border.phase is Phase.RESOLVE:
@@ -176,9 +176,11 @@ class MemoryWorld(World):
             self._right[named.block] = content
             self.seen["names"] += 1
 
-    def _check_forgotten(self) -> None:
+    def _check_forgotten(self, border: Border) -> None:
+        room = border.iteration.room  # who went back may have a row again by now, with other blocks
+        back = [] if room is None else room.evicted
         for key, request in list(self._old.items()):
-            if request.row is None:
+            if request.row is None or request in back:
                 del self._old[key]
                 continue
             table = self.engine.table

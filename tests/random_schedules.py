@@ -20,10 +20,11 @@ STANDSTILLS = ("pause", *SUSPENSIONS)
 MEMORY = ("pauses", "resumes", "evictions", "hits", "prefix waits", "block evictions", "chunks")
 ENDS = ("stop", "length", "abort", "error")
 SNAPSHOTS = ("snapshots taken", "snapshot hits", "snapshot evictions")
+PHASES = Order.LEGACY.phases
 MOST_DRAFTS = 3
 ABORTS = 0.08
 """Chance of an abort at a border where a schedule aborts at all."""
-ACTS = {"serve": 52, "step_a_phase": 14, "switch": 18, "stand_still": 14, "fail": 4, "forget": 2, "reset": 2}
+ACTS = {"serve": 52, "step_a_phase": 14, "switch": 18, "stand_still": 20, "fail": 4, "forget": 2, "reset": 2}
 """How often each is done, beside the others."""
 
 
@@ -113,7 +114,7 @@ class Schedule:
         """Whether requests come no more."""
         self.shares = bool(options.get("prefix_caching"))
         drafts = options.get("speculative_tokens", 0)
-        self.phases = (Order.MTP_LEGACY if drafts else Order.LEGACY).phases
+        self.phases = Order.MTP_LEGACY.phases if drafts else PHASES
         self.world = MemoryWorld(oracle_engine(has_text=self.has_text, **options))
         self.world.on_border = self._at_border
 

@@ -157,7 +157,8 @@ def _add_demo(commands: Any) -> None:
     parser = _command(commands, "demo", _demo, help="serve real prompts in both modes and compare")
     parser.add_argument("--device", default="cpu", help="cpu, inline or cuda (default: %(default)s)")
     parser.add_argument("--out", default="runs/demo", help="folder for the report (default: %(default)s)")
-    parser.add_argument("--model", metavar="MODEL", help=MODELS + "; needs a chat template")
+    models = MODELS.replace("default: shipped", "default: smollm2, behind a short act of the shipped model")
+    parser.add_argument("--model", metavar="MODEL", help=f"{models}; needs a chat template")
 
 
 def _add_profile(commands: Any) -> None:

@@ -73,7 +73,9 @@ class ExpertLoad:
         if not most:
             return f"<div>{escape(str(self))}</div>"
         rows = zip(self.layers, self.counts, self.shares, self.imbalances, strict=True)
-        lines = "".join(_html_line(layer, counts, shares / most, imbalance) for layer, counts, shares, imbalance in rows)
+        lines = "".join(
+            _html_line(layer, counts, shares / most, imbalance) for layer, counts, shares, imbalance in rows
+        )
         foot = f"a row a layer, a square an expert; the darkest has {most:.2f} times the mean load of its layer"
         return (
             "<div style='font-family:sans-serif;line-height:1.5'><table style='border-collapse:separate;"

@@ -254,6 +254,7 @@ def _drawn_text(engine: Engine, request: Request, token: str) -> str:
     before = "draft" if accepted == 1 else f"{accepted} drafts"
     return f"{token} and the accepted {before} before it go to the request in resolve {told}"
 
+
 # -- waiting -----------------------------------------------------------------------------------------------------------
 
 

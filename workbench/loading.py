@@ -13,8 +13,8 @@ from engine.errors import ConfigError
 from engine.models.loader import LoadedModel, load_model
 from workbench.progress import waiting_line
 
-DEFAULT_MODEL = "smollm2"
-"""What ``Session()`` loads until a model ships with the package."""
+DEFAULT_MODEL = "shipped"
+"""What ``Session()`` loads: the model that comes with the package."""
 
 
 def session_config(config: EngineConfig | None, mode: str | None, options: Mapping[str, Any]) -> EngineConfig:

@@ -52,7 +52,7 @@ def add_parser(subparsers: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("--tool", choices=("nsys", "torch"), required=True)
-    parser.add_argument("--model", metavar="MODEL", help="as of workbench run (default: smollm2)")
+    parser.add_argument("--model", metavar="MODEL", help="as of workbench run (default: shipped)")
     parser.add_argument("--workload", metavar="WORKLOAD", help=f"(default: {DEFAULT_WORKLOAD})")
     parser.add_argument("--clock", help="virtual, iterations or wall (default: what the workload counts)")
     parser.add_argument("--iterations", metavar="A-B", help="capture these, both too; N: the first N (default: all)")

@@ -15,7 +15,7 @@ from workbench.options import add_config_flags, config_from
 from workbench.writable import check_file, check_folder
 
 DEFAULT_WORKLOAD = "fixed:requests=16,input=64,output=32"
-MODELS = "a folder, a GGUF file, smollm2, shape:NAME or oracle (default: smollm2)"
+MODELS = "a folder, a GGUF file, shipped, smollm2, shape:NAME or oracle (default: shipped)"
 RUN_EXAMPLES = """\
 examples:
   workbench run --model smollm2 --workload fixed:requests=4,input=32,output=16,temperature=0.8,seed=1

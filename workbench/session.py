@@ -59,8 +59,8 @@ class Session(Submitting, Looking):
     """One engine under a person's hands. Needs no notebook; close it, or use it in a ``with`` block.
 
     Args:
-        model: A folder, a GGUF file, ``smollm2``, ``shape:NAME``, ``oracle``, or a model loaded before (two sessions
-            may share one). None: ``smollm2``.
+        model: A folder, a GGUF file, ``shipped``, ``smollm2``, ``shape:NAME``, ``oracle``, or a model loaded before
+            (two sessions may share one). None: ``shipped``, the one that comes with the package.
         mode: ``async`` or ``legacy``. None: the configuration's, which is ``async`` unless it says otherwise.
         config: Options of the engine.
         clock: What arrivals are measured on: ``virtual``, ``iterations`` or ``wall``; see :mod:`workbench.clock`.

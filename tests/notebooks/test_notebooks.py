@@ -22,6 +22,7 @@ PANEL = ROOT / "notebooks" / "00_panel.ipynb"
 FIRST_STEPS = ROOT / "notebooks" / "01_first_steps.ipynb"
 OVERLAP = ROOT / "notebooks" / "02_overlap.ipynb"
 GATED = ROOT / "notebooks" / "03_graph_aware_admission.ipynb"
+HYBRID = ROOT / "notebooks" / "04_hybrid_and_mtp.ipynb"
 PREFIX = ROOT / "notebooks" / "05_prefix_cache.ipynb"
 NSIGHT = ROOT / "notebooks" / "07_nsight.ipynb"
 POLICY = ROOT / "notebooks" / "08_your_own_policy.ipynb"
@@ -142,6 +143,35 @@ class TestGraphAwareAdmission:
         assert re.search(r"request-\d+ +[1-9]\d* iterations; it needs \d+ tokens, 1 prefill", text)
         ((together, counted),) = re.findall(r"(\d+) together, (\d+) counted", text)
         assert together == counted
+
+
+class TestHybridAndMtp:
+    def test_steps_through_drafts_counts_the_good_ones_and_shows_what_a_hit_needs(self) -> None:
+        notebook = run_notebook(HYBRID)
+        text = printed(notebook)
+
+        assert "would take mtp_overlap (verify → draft → rewind" in text
+        assert text.count("drafts accepted)") == 2
+        counts = [int(count) for count in re.findall(r"\d drafts: (\d+) iterations", text)]
+        assert counts == sorted(counts, reverse=True) and len(set(counts)) == 4
+        assert "same tokens: True" in text
+        (by_place,) = re.findall(r"accepted by place: (.*)", text)
+        shares = [int(share) for share in re.findall(r"(\d+) %", by_place)]
+        assert shares == sorted(shares, reverse=True) and len(shares) == 3
+        assert float(re.findall(r"tokens a verified row: ([\d.]+)", text)[0]) > 1.5
+        hidden = {(d, mode): int(share) for d, mode, share in re.findall(r"(\d) drafts, (\w+): (\d+) %", text)}
+        assert hidden["0", "legacy"] < 50 < hidden["2", "legacy"], "draft heads hide the host's work in legacy too"
+        assert text.count("ids and ends of 4 requests in 2 legs: 4 equal") == 2
+        skipped = [int(count) for count in re.findall(r"question \d: (\d+) tokens skipped", text)]
+        assert skipped == [0, 0, 96], "the second leaves the snapshot that the third goes on from"
+        assert len(re.findall(r"slot \d+: block \d+, 96 tokens of request-0", text)) == 1
+        assert "without snapshots: [0, 0, 0]" in text
+        shown = [output.data for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
+        pages = [data["text/html"] for data in shown if "text/html" in data]
+        assert any("accepted drafts" in page and "rejected draft" in page for page in pages)
+        assert any("imbalance" in page for page in pages)
+        assert sum("application/vnd.plotly.v1+json" in data for data in shown) == 1
+        assert sum("application/vnd.jupyter.widget-view+json" in data for data in shown) == 1
 
 
 class TestPrefixCache:

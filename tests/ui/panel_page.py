@@ -16,7 +16,19 @@ _ADDRESS = "http://panel.test"
 _WIDGETS = {"bar": PanelBar, "panes": PanelPanes}
 _TRAITS = {
     "bar": ("bar", "strip", "notice", "rows", "key_map", "phases", "pace"),
-    "panes": ("tab", "tabs", "requests", "requests_news", "blocks", "graphs", "changes", "history", "stops", "events"),
+    "panes": (
+        "tab",
+        "tabs",
+        "requests",
+        "requests_news",
+        "blocks",
+        "graphs",
+        "experts",
+        "changes",
+        "history",
+        "stops",
+        "events",
+    ),
 }
 
 

@@ -14,11 +14,13 @@ from workbench.panel.messages import (
     BarView,
     BlocksPane,
     ChangesPane,
+    ExpertsPane,
     GraphsPane,
     HistoryPane,
     LogPane,
     RequestRow,
     RequestsView,
+    StatesCell,
     StopsPane,
     StripView,
     ValueCell,
@@ -103,6 +105,9 @@ def request_row(number: int, state: str = "decode", **changes: Any) -> RequestRo
         "token_ids": [900 + at for at in range(len(tokens))],
         "logprobs": [],
         "num_new": 1 if tokens else 0,
+        "accepted": [],
+        "num_rejected": 0,
+        "drafts": "",
         "why": {"waiting": "needs 9 blocks, 4 are free", "finished": "stop: '\\n'", "aborted": "aborted by hand"}.get(
             state, ""
         ),
@@ -169,7 +174,56 @@ def blocks_view(num_blocks: int = 512, *, has_prefixes: bool = True) -> BlocksPa
         "facts": [["prefix hits", "38 % (12,416 of 32,700 tokens)"], ["cached blocks evicted", "214"]]
         if has_prefixes
         else [],
+        "states": None,
     }
+
+
+def states_cell() -> StatesCell:
+    """Five of eight slots live; of three snapshots one may give way."""
+    return {
+        "text": "5 of 8 live, 3 states each: one behind every draft; 1.12 MiB a state",
+        "slots": [{"request_id": f"story-{n}" if n < 5 else "", "hue": n if n < 5 else -1} for n in range(8)],
+        "snapshots": [
+            {"slot": 30, "block": 90, "num_tokens": 64, "hue": -1, "text": "a prefix, cached: may give way"},
+            {
+                "slot": 31,
+                "block": 2,
+                "num_tokens": 48,
+                "hue": 0,
+                "text": "the first 48 tokens of story-0, held by story-0",
+            },
+            {
+                "slot": 29,
+                "block": None,
+                "num_tokens": None,
+                "hue": 4,
+                "text": "a prefix of nobody here, held by story-4",
+            },
+        ],
+        "snapshots_text": "3 of 8 kept, 5 free",
+    }
+
+
+def experts_view(**changes: Any) -> ExpertsPane:
+    counts = np.array([[(7 * layer + 13 * expert) % 61 for expert in range(16)] for layer in range(6)])
+    view: ExpertsPane = {
+        "layers": [1, 3, 5, 7, 9, 11],
+        "num_experts": 16,
+        "counts": packed(counts, "<u8"),
+        "imbalances": (counts.max(axis=1) / counts.mean(axis=1)).round(4).tolist(),
+        "summary": "6 layers of 16 experts",
+        "hint": "Tokens are not counted by expert: make the session with expert_load=True.",
+    }
+    return {**view, **changes}  # type: ignore[typeddict-item]
+
+
+def drafting_rows() -> list[RequestRow]:
+    """Two requests: drafts accepted and turned down, and one whose drafts were all accepted."""
+    told = {"drafts": "12 of 20 drafts accepted (60 %)"}
+    return [
+        request_row(1, accepted=[0, 3, 8], num_new=2, num_rejected=1, **told),
+        request_row(2, accepted=[6, 7], num_new=3, num_rejected=0, **told),
+    ]
 
 
 def graphs_view(**changes: Any) -> GraphsPane:
@@ -344,6 +398,7 @@ def everything() -> dict[str, Any]:
         "requests": requests_view(),
         "blocks": blocks_view(),
         "graphs": graphs_view(),
+        "experts": experts_view(),
         "changes": changes_view(),
         "history": history_view(),
         "stops": stops_view(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.ui.browser import keep_shot, missing
@@ -17,12 +18,16 @@ if missing("anywidget") is None:
         TOKENS,
         blocks_view,
         changes_view,
+        drafting_rows,
         everything,
+        experts_view,
         graphs_view,
         history_view,
         log_view,
+        packed,
         request_row,
         requests_view,
+        states_cell,
         stops_view,
     )
     from workbench.panel.messages import COMMANDS
@@ -53,6 +58,22 @@ class TestRequests:
         assert row.locator("[data-last]").inner_text() == TOKENS[10]
         assert row.locator("[data-new]").count() == 1
         assert row.locator("[data-last]").get_attribute("title") == "id 909, output 9"
+
+    def test_tells_accepted_and_rejected_drafts_apart_by_more_than_hue(self, page: PanelPage) -> None:
+        assert page.page.locator(".wb-draft-legend").is_hidden()
+        page.set("requests", requests_view(rows=drafting_rows(), left_out=0))
+        first, second = (page.page.locator(".wb-pane-requests tbody tr").nth(place) for place in (0, 1))
+        accepted = first.locator("[data-draft=accepted]")
+        keep_shot(page.page, "drafts")
+        assert page.page.evaluate("() => window.faint(4.5)") == []
+
+        assert accepted.all_inner_texts() == [TOKENS[at] for at in (1, 4, 9)]
+        assert accepted.first.get_attribute("title") == "id 900, output 0, an accepted draft"
+        assert accepted.first.evaluate("(box) => getComputedStyle(box).boxShadow") != "none"
+        assert first.locator(".wb-rejected").inner_text() == "✕1"
+        assert first.locator(".wb-rejected").get_attribute("title").startswith("1 draft turned down")
+        assert second.locator(".wb-rejected").is_hidden()
+        assert page.page.inner_text(".wb-draft-legend").split("\n")[-1] == "drafts turned down last"
 
     def test_marks_times_that_do_not_count(self, page: PanelPage) -> None:
         void = page.page.locator("[data-void]")
@@ -303,6 +324,62 @@ class TestBlocks:
         assert "16,384 blocks" in page.page.inner_text(".wb-summary:visible")
         page.page.mouse.move(box["x"] + 2, box["y"] + 2)
         assert self.told(page).startswith("block 0 · held by 3: story-0")
+
+
+class TestStates:
+    def test_show_whose_each_slot_is_and_what_each_snapshot_stands_behind(self, page: PanelPage) -> None:
+        page.set("blocks", {**blocks_view(), "states": states_cell()})
+        page.open_tab("KV blocks")
+        keep_shot(page.page, "states")
+        assert page.page.evaluate("() => window.faint(4.5)") == []
+        slots, kept = page.page.locator(".wb-slots li"), page.page.locator(".wb-snapshots button")
+
+        assert slots.count() == 8
+        assert page.page.locator(".wb-slots li[data-free]").count() == 3
+        assert slots.nth(1).get_attribute("title") == "slot 1: the state of story-1"
+        assert kept.nth(1).inner_text().split() == ["A", "block", "2", "48", "tokens"]
+        kept.nth(1).hover()
+        page.settle()
+        assert page.page.inner_text(".wb-pane-blocks .wb-told").startswith("block 2 · ")
+
+    def test_are_not_there_for_a_model_without_any(self, page: PanelPage) -> None:
+        page.set("blocks", blocks_view())
+        page.open_tab("KV blocks")
+
+        assert page.page.locator(".wb-states").is_hidden()
+
+
+class TestExperts:
+    def test_tell_the_load_of_the_one_under_the_pointer_and_by_arrow_keys(self, page: PanelPage) -> None:
+        page.open_tab("Experts")
+        keep_shot(page.page, "experts")
+        page.page.focus(".wb-pane-experts canvas")
+        page.press("ArrowRight", "ArrowRight", "ArrowDown")
+
+        assert page.page.inner_text(".wb-pane-experts .wb-told").startswith("layer 3 · expert 1 · 20 tokens, ")
+
+    def test_are_darker_the_more_they_have(self, page: PanelPage) -> None:
+        counts = np.zeros((1, 4), dtype="<u8")
+        counts[0] = (0, 10, 20, 40)
+        view = experts_view(counts=packed(counts, "<u8"), layers=[0], num_experts=4, imbalances=[40 / 17.5])
+        page.set("experts", view)
+        page.open_tab("Experts")
+        levels = page.page.evaluate(
+            """() => {
+              const canvas = document.querySelector(".wb-pane-experts canvas"), scale = window.devicePixelRatio;
+              const { data } = canvas.getContext("2d").getImageData(0, 6 * scale, canvas.width, 1);
+              return [1, 2, 3].map((at) => data[4 * Math.round((62 + 26 * at + 4) * scale)]);
+            }"""
+        )
+
+        assert levels == sorted(levels, reverse=True)
+        assert len(set(levels)) == 3
+
+    def test_say_what_to_do_where_nothing_is_counted(self, page: PanelPage) -> None:
+        page.set("experts", experts_view(counts="", layers=[], imbalances=[]))
+        page.open_tab("Experts")
+
+        assert "expert_load=True" in page.page.inner_text(".wb-pane-experts")
 
 
 class TestGraphs:

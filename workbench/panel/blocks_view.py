@@ -129,6 +129,7 @@ def _snapshot_cell(session: Session, one: KeptState) -> SnapshotCell:
     return SnapshotCell(
         slot=one.slot,
         block=one.block,
+        num_tokens=one.num_tokens,
         hue=hue_of(session, one.holders[0]) if one.holders else -1,
         text=f"{what}, {whose}",
     )

@@ -231,6 +231,8 @@ class SnapshotCell(TypedDict):
     slot: int
     block: int | None
     """The prefix's last; None: it has lost its name."""
+    num_tokens: int | None
+    """Of the prefix; None: nobody here begins so."""
     hue: int
     """Of the first holder of that block; -1: nobody holds it."""
     text: str

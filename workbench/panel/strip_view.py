@@ -169,7 +169,9 @@ def _prepared(engine: Engine, plan: Plan, iteration: int) -> ForwardCell:
 
 
 def _rows_text(budget: BudgetView) -> str:
-    kinds = [f"{count} {kind}" for count, kind in ((budget.num_prompts, "prefill"), (budget.num_decode, "decode")) if count]
+    kinds = [
+        f"{count} {kind}" for count, kind in ((budget.num_prompts, "prefill"), (budget.num_decode, "decode")) if count
+    ]
     num_tokens = budget.decode + budget.prompt
     rows = "row" if budget.num_prompts + budget.num_decode == 1 else "rows"
     padding = f" and {budget.padding} of padding" if budget.padding else ""

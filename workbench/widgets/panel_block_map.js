@@ -3,7 +3,7 @@
 import { hueLetter } from "./panel_hues.js";
 
 export const CACHED = 254, FREE = 255;  // kinds that are no hue, as in workbench/panel/blocks_view.py
-const LARGEST = 24, SMALLEST = 4, LETTERED = 14, FRAMED = 8;  // px
+const LARGEST = 24, SMALLEST = 4, LETTERED = 14, FRAMED = 8, MOST_BELOW = 120;  // px
 
 export class BlockMap {
   constructor(canvas, look) {
@@ -22,11 +22,17 @@ export class BlockMap {
 
   // Squares as large as let all of them be seen at once in the place there is; larger pools scroll.
   layOut() {
-    const wide = Math.floor(this.canvas.parentElement.clientWidth), tall = this.canvas.closest(".wb-scroll").clientHeight - 2;
+    const wide = Math.floor(this.canvas.parentElement.clientWidth), tall = this.canvas.closest(".wb-scroll").clientHeight - 2 - this.below();
     const lay = (size) => { this.size = size; this.columns = Math.max(1, Math.floor(wide / size)); this.rows = Math.ceil(this.numBlocks / this.columns); };
     lay(LARGEST);
     while (this.size > SMALLEST && this.rows * this.size > tall) lay(this.size - 1);
     this.fitCanvas(this.columns * this.size, this.rows * this.size);
+  }
+
+  // What stands below the map is to be seen with it, unless it is much.
+  below() {
+    const next = this.canvas.parentElement.nextElementSibling;
+    return next ? Math.min(MOST_BELOW, next.offsetHeight) : 0;
   }
 
   fitCanvas(wide, tall) {

@@ -17,7 +17,7 @@ export class BlocksPane {
     this.states = new StatesList((block) => this.choose(block));
     this.legend = make("ul", { className: "wb-holders", attributes: { "aria-label": "Holders of blocks" } });
     this.content = [make("div", { className: "wb-pane-head wb-blocks-head" }, this.summary, this.keys, this.facts), this.told,
-      make("div", { className: "wb-scroll wb-map-and-legend" }, make("div", { className: "wb-map" }, this.canvas), make("div", {}, this.legend, this.states.node))];
+      make("div", { className: "wb-scroll wb-map-and-legend" }, make("div", {}, make("div", { className: "wb-map" }, this.canvas), this.states.node), this.legend)];
     this.pinned = null;  // request whose blocks stay lit
     this.view = { holders: [] };
     this.kinds = this.refs = this.named = this.tokens = null;  // of each block

@@ -1,8 +1,8 @@
 // Tokens sent to each expert: a row a layer, a square an expert, the darker the more of its layer's tokens it has.
 import { make, percent, setText, unpacked } from "./panel_make.js";
 
-const LARGEST = 26, SMALLEST = 3, GUTTER = 62, SIDE = 104, CROSSED = 8;  // px
-const REST = "Point at an expert, or move over the map with the arrow keys.";
+const WIDEST = 26, NARROWEST = 3, GUTTER = 62, SIDE = 104, CROSSED = 8;  // px
+const POINT_AT_ONE = "Point at an expert, or move over the map with the arrow keys.";
 
 export class ExpertsPane {
   constructor(part) {
@@ -12,7 +12,7 @@ export class ExpertsPane {
     this.scale = make("span", { className: "wb-heat-scale" }, "0", make("i", { attributes: { "aria-hidden": "true" } }), make("span"), "× the layer's mean", make("i", { className: "wb-heat-none", textContent: "×", attributes: { "aria-hidden": "true" } }), "no token");
     this.canvas = make("canvas", { tabIndex: 0, attributes: { role: "application", "aria-label": "Tokens by layer and expert" } });
     this.content = [make("div", { className: "wb-pane-head" }, this.summary, this.scale), this.told,
-      make("div", { className: "wb-scroll" }, make("div", { className: "wb-map" }, this.canvas))];
+      make("div", { className: "wb-scroll" }, make("div", { className: "wb-heat-map" }, this.canvas))];
     this.view = { layers: [], num_experts: 0, imbalances: [] };
     this.counts = new BigUint64Array(0);
     this.chosen = -1;
@@ -57,7 +57,7 @@ export class ExpertsPane {
     this.frame = 0;
     const { canvas, view: { layers, num_experts: count, imbalances }, look } = this, box = canvas.parentElement;
     if (!box || !box.clientWidth || !count) return;
-    this.size = Math.max(SMALLEST, Math.min(LARGEST, Math.floor((box.clientWidth - GUTTER - SIDE) / count)));
+    this.size = Math.max(NARROWEST, Math.min(WIDEST, Math.floor((box.clientWidth - GUTTER - SIDE) / count)));
     const wide = GUTTER + count * this.size + SIDE, tall = layers.length * this.size, scale = window.devicePixelRatio || 1;
     canvas.width = Math.round(wide * scale);
     canvas.height = Math.round(tall * scale);
@@ -121,7 +121,7 @@ export class ExpertsPane {
 
   textOf(place) {
     const { layers, num_experts: count } = this.view;
-    if (place < 0 || place >= this.counts.length) return REST;
+    if (place < 0 || place >= this.counts.length) return POINT_AT_ONE;
     const { tokens, share } = this.loadOf(place);
     return `layer ${layers[Math.floor(place / count)]} · expert ${place % count} · ${tokens.toLocaleString("en")} tokens, ${percent(share)} of the layer's mean`;
   }

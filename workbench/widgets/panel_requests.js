@@ -27,9 +27,9 @@ export class RequestsPane {
     this.body = body;
     this.left = make("div", { className: "wb-left-out" });
     this.legend = make("div", { className: "wb-draft-legend", hidden: true, attributes: { "aria-label": "Drafts in the newest output" } },
-      make("span", { className: "wb-tokens-run" }, make("span", { textContent: "a", attributes: { "data-draft": "accepted" } })), "accepted draft",
-      make("span", { className: "wb-tokens-run" }, make("span", { textContent: "a" })), "the model's own draw",
-      make("span", { className: "wb-rejected", textContent: "✕2" }), "drafts turned down last");
+      make("i", { textContent: "a", attributes: { "data-draft": "accepted", "aria-hidden": "true" } }), "accepted draft",
+      make("i", { textContent: "a", attributes: { "aria-hidden": "true" } }), "the model's own draw",
+      make("span", { className: "wb-rejected", textContent: "✕2", attributes: { "aria-hidden": "true" } }), "drafts turned down last");
     this.content = [make("div", { className: "wb-scroll", tabIndex: 0, attributes: { role: "region", "aria-label": "Requests" } }, table, this.legend, this.left)];
   }
 

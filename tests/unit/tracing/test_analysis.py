@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.unit.tracing.traces import batch, detail, device, phase, record, wait
 from tracing.analysis import iteration_table, measured_windows, request_latency, summarise
+from tracing.comparison import comparison_rows
 from tracing.records import TRACE_EDGE, GraphUse, IterationRecord, RequestRecord, Span
 from tracing.summary import Spread
 
@@ -332,3 +333,36 @@ class TestSpread:
 
     def test_any_order_sums_to_the_same_last_bit(self) -> None:
         assert Spread.of([0.1, 0.2, 0.3]) == Spread.of([0.3, 0.2, 0.1])
+
+
+def drafted(name: str, proposed: tuple[int, ...], accepted: tuple[int, ...], **fields: Any) -> RequestRecord:
+    return RequestRecord(request_id=name, arrival_ns=0, drafts_proposed=proposed, drafts_accepted=accepted, **fields)
+
+
+class TestDrafts:
+    def test_acceptance_is_by_place_over_all_requests_void_ones_too(self) -> None:
+        requests = [drafted("a", (4, 4), (3, 1)), drafted("b", (6, 6), (2, 2), void_reasons=("paced",))]
+
+        table = summarise([], [], requests).drafts
+
+        assert table is not None
+        assert (table.proposed, table.accepted) == ((10, 10), (5, 3))
+        assert table.acceptance == (0.5, 0.3)
+        assert table.acceptance_rate == 0.4
+        assert (table.verified_rows, table.tokens_per_row) == (10, 1.8)
+
+    def test_there_is_no_table_where_nothing_was_drafted(self) -> None:
+        assert summarise([], [], [drafted("a", (), ())]).drafts is None
+
+    def test_only_a_comparison_with_drafts_has_rows_of_them(self) -> None:
+        with_drafts, without = summarise([], [], [drafted("a", (4, 4), (3, 1))]), summarise([], [])
+
+        rows = [row for row in comparison_rows([with_drafts, without]) if row.section == "drafts"]
+
+        assert [(row.label, row.values) for row in rows] == [
+            ("drafts accepted", (50.0, None)),
+            ("draft 1 accepted", (75.0, None)),
+            ("draft 2 accepted", (25.0, None)),
+            ("tokens / verified row", (2.0, None)),
+        ]
+        assert not [row for row in comparison_rows([without, without]) if row.section == "drafts"]

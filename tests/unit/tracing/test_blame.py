@@ -184,6 +184,20 @@ class TestWait:
             ("emit", "emit", 9),
         ]
 
+    def test_for_accepted_counts_ends_with_their_copy_though_others_were_enqueued_behind_it(self) -> None:
+        spans = [
+            device("verify", 0, 10),
+            device("fetch_accepted", 12, 20, lane="copy", enqueued=1),
+            device("fetch", 21, 90, lane="copy", enqueued=2),
+            phase("rewind", 3, 40),
+            wait(4, 30, name="accepted"),
+        ]
+        (line,) = host_lines(spans, [record(0, 0, 60)])
+
+        (waiting,) = [piece for piece in line.pieces if piece.kind is HostKind.WAIT]
+        assert waiting.release is not None
+        assert waiting.release.name == "fetch_accepted"
+
     @pytest.mark.parametrize("copy", [{"iteration": 7}, {"enqueued": 5}], ids=["another iteration's", "behind it"])
     def test_is_one_piece_without_a_copy_of_its_own_before_it(self, copy: dict[str, int]) -> None:
         spans = [

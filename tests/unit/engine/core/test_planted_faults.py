@@ -17,6 +17,17 @@ from tests.oracle_world import World, oracle_engine, play
 from tests.planted_chunk_faults import CHUNK_FAULTS, CHUNKS
 from tests.planted_faults import BUCKETS, FAULTS, SLOW_DEVICE, Fault
 from tests.planted_memory_faults import CHUNKED, MEMORY_FAULTS, NO_CACHE, TIGHT
+from tests.planted_state_faults import (
+    BOTH,
+    BUCKETED_STATES,
+    CHUNKED_STATES,
+    DRAFTS,
+    HEADS,
+    RIGHT,
+    STATE_FAULTS,
+    STATES,
+    play_right,
+)
 
 log = logging.getLogger(__name__)
 NUM_SCHEDULES = 30
@@ -28,6 +39,10 @@ def played(engine: Any, seed: int, *, text: bool) -> None:
 
 def played_tight(engine: Any, seed: int, *, text: bool) -> None:
     play_memory(MemoryWorld(engine), random.Random(seed), text=text)
+
+
+def played_right(engine: Any, seed: int, *, text: bool) -> None:
+    play_right(MemoryWorld(engine), random.Random(seed))
 
 
 def caught_by(fault: Fault, schedule: Callable[..., None] = played) -> str | None:
@@ -64,6 +79,16 @@ class TestPlantedFaults:
         fault.plant(monkeypatch)
         require_caught(fault, caught_by(fault, played_tight))
 
+    @pytest.mark.parametrize("fault", STATE_FAULTS, ids=lambda fault: fault.name)
+    def test_of_states_and_drafts_are_noticed(self, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+        fault.plant(monkeypatch)
+        require_caught(fault, caught_by(fault, played_tight))
+
+    @pytest.mark.parametrize("fault", HEADS, ids=lambda fault: fault.name)
+    def test_of_draft_heads_are_noticed(self, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+        fault.plant(monkeypatch)
+        require_caught(fault, caught_by(fault, played_right))
+
     @pytest.mark.parametrize(
         "options", [{}, BUCKETS, SLOW_DEVICE, CHUNKS, {"nan_every": 31}, {"num_blocks": 26}], ids=str
     )
@@ -74,7 +99,29 @@ class TestPlantedFaults:
             play(World(engine), random.Random(seed), text=True)
             engine.close()
 
-    @pytest.mark.parametrize("options", [TIGHT, NO_CACHE, CHUNKED, {**TIGHT, "nan_every": 31}], ids=str)
+    @pytest.mark.parametrize("options", [RIGHT, {**RIGHT, "prefix_caching": True}], ids=str)
+    def test_are_what_the_schedules_of_right_heads_complain_of(self, options: dict[str, Any]) -> None:
+        for seed in range(4):
+            engine = oracle_engine(**options)
+            played_right(engine, seed, text=False)
+            engine.close()
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            TIGHT,
+            NO_CACHE,
+            CHUNKED,
+            {**TIGHT, "nan_every": 31},
+            DRAFTS,
+            STATES,
+            BOTH,
+            CHUNKED_STATES,
+            BUCKETED_STATES,
+            {**BOTH, "nan_every": 31},
+        ],
+        ids=str,
+    )
     def test_are_what_the_schedules_of_short_memory_complain_of(self, options: dict[str, Any]) -> None:
         for seed in range(4):
             engine = oracle_engine(**options)

@@ -45,6 +45,8 @@ def requests() -> list[RequestRecord]:
             first_token_ns=4 * MS,
             finished_ns=8 * MS,
             num_output_tokens=3,
+            drafts_proposed=(4, 4),
+            drafts_accepted=(3, 1),
         ),
         RequestRecord(
             request_id="b", arrival_ns=2 * MS, admitted_ns=5 * MS, first_token_ns=10 * MS, num_output_tokens=1
