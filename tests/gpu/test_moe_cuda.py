@@ -92,7 +92,7 @@ class TestWays:
         out = WAYS[way](*arguments, activation=activation)
 
         # A square doubles its input's relative error.
-    check(out, TorchKernels().experts(*wide(arguments), activation), slack=2.0 if activation == "relu2" else 1.0)
+        check(out, TorchKernels().experts(*wide(arguments), activation), slack=2.0 if activation == "relu2" else 1.0)
 
     @pytest.mark.parametrize("way", ["pairs", "blocks"])
     @pytest.mark.parametrize("sizes", [(5, 2, 50, 33), (3, 1, 7, 101)])
