@@ -261,7 +261,8 @@ class Engine:
             used = device or made
             assert used is not None
             dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-            loaded = load_model(path_or_name, attention=config.attention_backend, dtype=dtype, device=used.torch_device)
+            backends = {"attention": config.attention_backend, "ssm": config.ssm_backend}
+            loaded = load_model(path_or_name, **backends, dtype=dtype, device=used.torch_device)
             report = CaptureBar() if progress is True else progress or None
             return cls(
                 loaded,

@@ -24,7 +24,7 @@ from engine.invariants_rows import (
     check_row_lengths,
     check_rows,
 )
-from engine.phases import VERIFICATION, Order, Phase, Reason
+from engine.phases import Order, Phase, Reason
 from engine.plan import batch_rows_of
 from engine.results import PendingForward
 from engine.step_function import FROM_DRAFT, FROM_SAMPLE
@@ -117,15 +117,12 @@ def check_order(controller: Controller, border: Border, standing: Standing, rows
         is_drawn = Phase.SAMPLE in done or Phase.VERIFY in done
         require(not is_drawn or iteration.consumed is not None, "I28", "overlap without a pending forward")
         require(Phase.FORWARD not in done or is_drawn, "I31", "a forward ahead of the sampling it follows")
+        is_rewound = Phase.PREPARE not in done or Phase.REWIND in done or Phase.VERIFY not in iteration.order.phases
+        require(is_rewound, "I8", "lengths advanced before rejected drafts were taken out")
         require(Phase.RESOLVE not in done or Phase.FORWARD in done, "I33", "a wait before the next forward is enqueued")
     if iteration.order is Order.PRIMER:
         require(not iteration.outputs and iteration.new_tokens == 0, "I35", "a primer emitted something")
         require(iteration.consumed is None, "I35", "a primer while a forward was pending")
-    if Phase.VERIFY in iteration.order.phases:
-        is_whole = Phase.RESOLVE not in done or all(phase in done for phase in VERIFICATION)
-        require(is_whole, "I31", "drafts resolved that were not verified and rewound, or not drafted anew")
-        is_behind = iteration.mode == "legacy" or Phase.PREPARE not in done or Phase.REWIND in done
-        require(is_behind, "I8", "lengths advanced before rejected drafts were taken out")
     is_next = border.side == "before" and border.phase in (Phase.SAMPLE, Phase.VERIFY)
     if is_next and controller.pending is not None:
         _check_sampled_rows(controller, iteration)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -91,7 +91,10 @@ def oracle_engine(
 def loaded_oracle(
     nan_every: int = 0, *, has_text: bool = False, kind: Kind = "oracle", skill: Skill = "mixed"
 ) -> LoadedModel:
-    """One model for all engines of a kind, so that they share their traced buckets."""
+    """One model for all engines of a kind, with text or without, so that they share their traced buckets."""
+    if has_text:
+        tokenizer: Any = PieceTokenizer()
+        return replace(loaded_oracle(nan_every, kind=kind, skill=skill), tokenizer=tokenizer)
     return LoadedModel(
         model=FaultyOracle(
             nan_every,
@@ -100,7 +103,7 @@ def loaded_oracle(
             num_draft_heads=3 if kind in ("drafting", "mtp") else 0,
             skill=skill,
         ),
-        tokenizer=PieceTokenizer() if has_text else None,  # type: ignore[arg-type]
+        tokenizer=None,
         name="oracle",
         eos_token_ids=(EOS,),
         vocab_size=VOCAB,

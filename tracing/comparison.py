@@ -316,7 +316,10 @@ def _draft_metrics(summaries: Sequence[Summary]) -> list[_Metric]:
         return []
     return [
         _Metric(_DRAFTS, "drafts accepted", "%", _acceptance_rate, "higher"),
-        *(_Metric(_DRAFTS, f"draft {p + 1} accepted", "%", partial(_acceptance, place=p), "higher") for p in range(places)),
+        *(
+            _Metric(_DRAFTS, f"draft {p + 1} accepted", "%", partial(_acceptance, place=p), "higher")
+            for p in range(places)
+        ),
         _Metric(_DRAFTS, "tokens / verified row", "tokens", _tokens_per_row, "higher"),
     ]
 

@@ -106,12 +106,16 @@ def requests_of(table: pa.Table) -> list[RequestRecord]:
     names = (
         "request_id arrival_ns admitted_ns first_token_ns finished_ns num_prompt_tokens num_output_tokens finish_reason"
     )
+    found = zip(_zipped(columns, names), *(columns[name] for name in lists), strict=True)
     return [
         RequestRecord(
             **dict(zip(names.split(), values, strict=True)),
-            **{name: tuple(found) for name, found in zip(lists, several, strict=True)},
+            token_times_ns=tuple(token_times),
+            void_reasons=tuple(void_reasons),
+            drafts_proposed=tuple(proposed),
+            drafts_accepted=tuple(accepted),
         )
-        for values, several in zip(_zipped(columns, names), _zipped(columns, " ".join(lists)), strict=True)
+        for values, token_times, void_reasons, proposed, accepted in found
     ]
 
 

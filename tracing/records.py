@@ -49,7 +49,7 @@ PHASE_COLOURS: dict[str, str] = {
 """One colour a phase, everywhere (NVTX, report, widgets): Okabe-Ito, then Tol's muted set, for the colour-blind."""
 
 RELEASED_BY = {"accepted": "fetch_accepted"}
-"""The copy that ends a wait, by the wait's name; any other wait ends with what its iteration enqueued last before it."""
+"""The copy that ends a wait, by the wait's name; another one ends with what its iteration enqueued last before it."""
 
 NO_ITERATION = -1
 """Iteration number of a record made while no iteration was open."""
@@ -267,8 +267,8 @@ class RequestRecord:
     finished_ns: int | None = None
     """Its last output was made."""
     token_times_ns: tuple[int, ...] = ()
-    """When each output token was known to the host; the first is ``first_token_ns``. They rise, but for accepted drafts,
-    which have one time with the token behind them."""
+    """When each output token was known to the host; the first is ``first_token_ns``. They rise; accepted drafts have
+    the time of the token behind them."""
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     finish_reason: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -38,7 +38,8 @@ class ExpertLoad:
     def shares(self) -> NDArray[np.float64]:
         """Load over the mean load of the layer's experts; 0 in a layer that has seen no token."""
         means = self.counts.mean(axis=1, keepdims=True)
-        return np.divide(self.counts, means, out=np.zeros(self.counts.shape), where=means > 0)
+        shares: NDArray[np.float64] = np.divide(self.counts, means, out=np.zeros(self.counts.shape), where=means > 0)
+        return shares
 
     @property
     def imbalances(self) -> NDArray[np.float64]:
@@ -49,7 +50,8 @@ class ExpertLoad:
     @property
     def num_unused(self) -> NDArray[np.int64]:
         """[layers] experts that no token was sent to."""
-        return np.count_nonzero(self.counts == 0, axis=1)
+        unused: NDArray[np.int64] = np.count_nonzero(self.counts == 0, axis=1)
+        return unused
 
     def __str__(self) -> str:
         if not self.counts.any():
@@ -112,7 +114,7 @@ class ExpertCounter:
     """
 
     def __init__(self, loaded: LoadedModel, *, wanted: bool) -> None:
-        self.layers = expert_layers(loaded.model)
+        self.layers = expert_layers(_module(loaded))
         """Numbers of the layers with experts; empty: the model has none."""
         self._loads = _counting(loaded) if wanted else None
         if wanted and self._loads is None:
@@ -147,8 +149,8 @@ def not_counting_text(counter: ExpertCounter, model: str) -> str:
     if not counter.layers:
         return f"{model} has no experts"
     return (
-        "tokens are not counted by expert: make the session with expert_load=True, for forwards that are captured before "
-        "count nothing"
+        "tokens are not counted by expert: make the session with expert_load=True, for forwards that are captured "
+        "before count nothing"
     )
 
 
@@ -169,11 +171,17 @@ def _counting(loaded: LoadedModel) -> Tensor | None:
     """Where the model counts. Forwards that were captured before it did so are forgotten: they count nothing."""
     from engine.models.moe import count_expert_load
 
-    loads = _counted.get(loaded.model)
+    model = _module(loaded)
+    loads = _counted.get(model)
     if loads is None:
-        loads = count_expert_load(loaded.model)
+        loads = count_expert_load(model)
         if loads is None:
             return None
         loaded.buckets.clear()
-        _counted[loaded.model] = loads
+        _counted[model] = loads
     return loads
+
+
+def _module(loaded: LoadedModel) -> nn.Module:
+    model: Any = loaded.model
+    return cast("nn.Module", model)

@@ -57,4 +57,5 @@ def load_for(config: EngineConfig, model: str | Path | LoadedModel | None, *, pr
     device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
     name = model or DEFAULT_MODEL
     with waiting_line(f"loading {name}", wanted=progress):
-        return load_model(name, attention=config.attention_backend, dtype=dtype, device=device)
+        backends = {"attention": config.attention_backend, "ssm": config.ssm_backend}
+        return load_model(name, **backends, dtype=dtype, device=device)

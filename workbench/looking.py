@@ -119,7 +119,8 @@ class Looking:
         """Copy one of the device's tensors to the host: waits for the device, and so voids an iteration's times.
 
         Args:
-            name: ``last_token``, ``drafts``, ``block_table``, ``ints``, ``floats``, or ``logits`` of the pending forward.
+            name: ``last_token``, ``drafts``, ``block_table``, ``ints``, ``floats``, or ``logits`` of the pending
+                forward.
 
         Returns:
             A numpy array.

@@ -120,8 +120,8 @@ class SideBySide(ABC):
         """One figure.
 
         Args:
-            name: Of a figure of single runs (``latency``, ``throughput``, ``hidden``, ``bubbles``, ``drafts``), drawn of one run a
-                leg; or of a metric in :meth:`table`, drawn repeat by repeat.
+            name: Of a figure of single runs (``latency``, ``throughput``, ``hidden``, ``bubbles``, ``drafts``), drawn
+                of one run a leg; or of a metric in :meth:`table`, drawn repeat by repeat.
             **options: As for :func:`workbench.figures.make_figure`.
 
         Raises:

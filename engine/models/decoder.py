@@ -199,8 +199,9 @@ class DecoderModel(nn.Module):
         family, found = FAMILIES[self.config.architecture], ""
         if family.ignored is not None:
             found += "|" + family.ignored
-        if family.heads is not None and family.heads.copies is not None:
-            found += "|" + family.heads.copies
+        if family.heads is not None and family.heads.rest is not None:
+            own = "|".join(str(number) for number in range(self.config.num_layers))
+            found += "|" + family.heads.rest.replace("{own}", own)
         return found
 
     def _head_targets(self) -> list[tuple[dict[str, Tensor], Fused]]:

@@ -165,15 +165,16 @@ class HybridModel(nn.Module):
     Without attention layers it has no paged state at all, and reads neither block tables nor ``batch.slots_T``.
     """
 
-    def __init__(self, config: HybridConfig, *, attention: Attention, **placement: Unpack[Placement]) -> None:
+    def __init__(
+        self, config: HybridConfig, *, attention: Attention, ssm: str = "auto", **placement: Unpack[Placement]
+    ) -> None:
         super().__init__()
         self.config, self.dtype = config, placement["dtype"]
         self.vocab_size, self.max_position = config.vocab_size, config.max_position
         self.embedding = empty(config.vocab_size, config.hidden_size, **placement)
         self.attention, self.kernels = attention, make_kernels(attention.name)
-        self.ssm = make_ssm(
-            "torch" if attention.name == "torch" else "auto", placement["device"].type, placement["dtype"]
-        )
+        wanted = "torch" if ssm == "auto" and attention.name == "torch" else ssm  # the reference all through
+        self.ssm = make_ssm(wanted, placement["device"].type, placement["dtype"])
         backends = Backends(attention, self.kernels, self.ssm)
         self.layers = nn.ModuleList(ResidualLayer(spec, config, backends, **placement) for spec in config.layers)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, **placement)
@@ -211,12 +212,12 @@ class HybridModel(nn.Module):
 
     @classmethod
     def from_checkpoint_config(
-        cls, config: Mapping[str, Any], *, attention: Attention, **placement: Unpack[Placement]
+        cls, config: Mapping[str, Any], *, attention: Attention, ssm: str = "auto", **placement: Unpack[Placement]
     ) -> HybridModel:
         """Build with uninitialised weights from a parsed ``config.json``; CheckpointError if it cannot be."""
         with damaged("its configuration"):
             parsed = read_hybrid(config)
-        return cls(parsed, attention=attention, **placement)
+        return cls(parsed, attention=attention, ssm=ssm, **placement)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Copy a checkpoint's tensors in; CheckpointError names what is missing, unexpected or misshapen."""
@@ -229,7 +230,7 @@ class HybridModel(nn.Module):
         """Where each checkpoint tensor goes."""
         config = self.config
         targets = {config.embedding_name: self.embedding.data, config.final_norm_name: self.norm.weight.data}
-        ignored = r".*\.rotary_emb\.inv_freq"
+        ignored = rf"{NEMOTRON.rest}|.*\.rotary_emb\.inv_freq"
         if self.head is None:
             ignored += r"|lm_head\.weight"  # some tied files hold a copy; the config decides
         else:

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib.util import find_spec
+from inspect import signature
 from pathlib import Path
-from typing import Any, Protocol, TypedDict, Unpack
+from typing import Any, NotRequired, Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -56,6 +57,8 @@ class LoadOptions(TypedDict):
     attention: str
     dtype: torch.dtype | None
     device: torch.device
+    ssm: NotRequired[str]
+    """Only where one is asked for."""
 
 
 class ModelFactory(Protocol):
@@ -78,6 +81,7 @@ def load_model(
     path_or_name: str | Path,
     *,
     attention: str = "auto",
+    ssm: str = "auto",
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> LoadedModel:
@@ -87,6 +91,7 @@ def load_model(
         path_or_name: A Hugging Face folder, a ``.gguf`` file, ``shipped``, ``smollm2``, ``shape:NAME``, a name given to
             :func:`register_builtin`, or else a Hub id, fetched by ``huggingface_hub``.
         attention: Backend name, see :func:`engine.attention.make_attention`.
+        ssm: Backend name of state-space layers, see :func:`engine.ssm.make_ssm`; models without such take any.
         dtype: Weights and activations. None: bfloat16 on CUDA, float32 elsewhere.
         device: None: the CPU.
 
@@ -95,6 +100,8 @@ def load_model(
     """
     name = str(path_or_name)
     options: LoadOptions = {"attention": attention, "dtype": dtype, "device": device or torch.device("cpu")}
+    if ssm != "auto":
+        options["ssm"] = ssm
     if name in _factories and not isinstance(path_or_name, Path):
         return _factories[name](**options)
     if name.startswith("shape:"):
@@ -129,7 +136,9 @@ def _build(config: Mapping[str, Any], fill: Callable[[Any], None], **options: Un
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     cls = model_class(architecture_of(config))
     backend = make_attention(options["attention"], device.type, dtype)
-    model = cls.from_checkpoint_config(config, attention=backend, dtype=dtype, device=device)
+    takes_ssm = "ssm" in options and "ssm" in signature(cls.from_checkpoint_config).parameters
+    more: dict[str, Any] = {"ssm": options["ssm"]} if takes_ssm else {}
+    model = cls.from_checkpoint_config(config, attention=backend, dtype=dtype, device=device, **more)
     fill(model)
     if isinstance(model, torch.nn.Module):
         model.eval().requires_grad_(False)

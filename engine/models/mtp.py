@@ -35,8 +35,9 @@ class HeadNames:
     """Where the last norm is, if not under ``prefix``; ``{last}`` is the number of the head's last layer."""
     is_hidden_first: bool = False
     """Whether the projection takes [hidden | embedding] rather than [embedding | hidden]."""
-    copies: str | None = None
-    """Regular expression of tensors that files hold besides: copies of the model's embedding and output matrix."""
+    rest: str | None = None
+    """Regular expression of tensors that are skipped besides: copies of the model's embedding and output matrix, and
+    heads that the configuration does not tell of. ``{own}`` stands for the numbers of the model's layers."""
 
 
 DEEPSEEK = HeadNames(
@@ -45,7 +46,7 @@ DEEPSEEK = HeadNames(
     hidden_norm="hnorm",
     project="eh_proj",
     final_norm="shared_head.norm",
-    copies=r"model\.layers\.\d+\.(embed_tokens|shared_head\.head)\.weight",
+    rest=r"model\.layers\.(?!(?:{own})\.)\d+\..*",
 )
 """``{number}`` counts on from the model's layers."""
 NEMOTRON = HeadNames(
@@ -55,6 +56,7 @@ NEMOTRON = HeadNames(
     project="eh_proj",
     final_norm="final_layernorm",
     last_prefix="mtp.layers.{last}",
+    rest=r"mtp\..*",
 )
 """A head is several layers, all heads' numbered through."""
 MIMO = HeadNames(
@@ -63,6 +65,7 @@ MIMO = HeadNames(
     hidden_norm="hidden_layernorm",
     project="input_proj",
     final_norm="final_layernorm",
+    rest=r"model\.mtp_layers\..*",
     is_hidden_first=True,
 )
 

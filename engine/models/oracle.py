@@ -211,17 +211,21 @@ def _mix(x: Tensor) -> Tensor:
     return (x ^ ((x >> 16) & _MASK)) & _MASK
 
 
-def load_oracle(*, attention: str, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
-    """The model behind the name ``oracle``: 64 ids, the last one EOS; ``attention`` and ``dtype`` do not matter."""
+def load_oracle(*, attention: str, dtype: torch.dtype | None, device: torch.device, ssm: str = "auto") -> LoadedModel:
+    """The model behind the name ``oracle``: 64 ids, the last one EOS; the options do not matter."""
     return _loaded("oracle", OracleModel(device=device))
 
 
-def load_oracle_hybrid(*, attention: str, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+def load_oracle_hybrid(
+    *, attention: str, dtype: torch.dtype | None, device: torch.device, ssm: str = "auto"
+) -> LoadedModel:
     """The model behind the name ``oracle-hybrid``: as ``oracle``, with a recurrent state."""
     return _loaded("oracle-hybrid", OracleModel(device=device, is_recurrent=True))
 
 
-def load_oracle_mtp(*, attention: str, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+def load_oracle_mtp(
+    *, attention: str, dtype: torch.dtype | None, device: torch.device, ssm: str = "auto"
+) -> LoadedModel:
     """The model behind the name ``oracle-mtp``: as ``oracle-hybrid``, with three draft heads."""
     return _loaded("oracle-mtp", OracleModel(device=device, is_recurrent=True, num_draft_heads=3))
 

@@ -12,6 +12,7 @@ import torch
 
 from engine import EngineConfig, SamplingParams
 from engine.engine import Engine
+from engine.errors import ConfigError
 from engine.models.loader import SHIPPED, LoadedModel, load_model
 from engine.request import RequestOutput
 from tests.teacher import check_against_transformers
@@ -91,3 +92,11 @@ class TestDrafts:
         counters = engine.counters
         assert counters.drafts_accepted[0] >= 0.5 * counters.drafts_proposed[0]
         assert counters.drafts_accepted[1] >= 0.5 * counters.drafts_accepted[0]
+
+
+class TestBackends:
+    def test_a_backend_that_needs_a_gpu_is_refused_without_one(self) -> None:
+        config = EngineConfig(device="inline", ssm_backend="triton", max_requests=2, max_sequence_length=64)
+
+        with pytest.raises(ConfigError, match="ssm backend 'triton' needs device='cuda'"):
+            Engine.from_pretrained("shipped", config, progress=False)

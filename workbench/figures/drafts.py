@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def drafts_table(traces: Sequence[Trace]) -> pa.Table:
-    """One row a run and place; columns ``run``, ``place`` from 1, ``proposed``, ``accepted`` and ``acceptance``, 0 to 1."""
+    """One row a run and place: ``run``, ``place`` from 1, ``proposed``, ``accepted``, and ``acceptance``, 0 to 1."""
     import pyarrow as pa
 
     schema = pa.schema(

@@ -39,7 +39,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 LATER: list[dict[str, Any]] = [
-    {"speculative_tokens": 1},
     {"routing_replay": "record"},
     {"expert_parallel": 2},
 ]

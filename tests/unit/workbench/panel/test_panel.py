@@ -26,7 +26,6 @@ from workbench.panel.messages import COMMANDS, TABS
 from workbench.panel.panel import Panel
 from workbench.session import Session, SessionError
 
-
 SHOWN_TABS = [tab for tab in TABS if tab != "experts"]
 """Of a model without experts."""
 
