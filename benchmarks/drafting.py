@@ -4,8 +4,8 @@
 
 Random weights accept next to nothing, so acceptance is drawn instead: each draft that follows accepted ones is taken
 with the given chance, which leaves all work as it is and makes the text meaningless. TPOT as in ``workbench bench
-decode``: closed batches, (time of N + 1 outputs - time of 1) / N; the floor counts weights, keys, values and states once
-a step, so with drafts it is divided by the tokens a step.
+decode``: closed batches, (time of N + 1 outputs - time of 1) / N; the floor counts weights, keys, values and states
+once a step, so with drafts it is divided by the tokens a step.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ def line(one: dict) -> str:
     rate = "own" if one["rate"] is None else f"{one['rate']:.1f}"
     return (
         f"{one['model']:<22} S={one['drafts']} rate {rate:>4}  batch {one['batch']:>4}  TPOT {one['tpot_ms']:8.3f} ms  "
-        f"floor {one['floor_ms']:7.3f}  step {one['tpot_ms'] * one['tokens_a_step']:8.3f}  {one['tokens_a_step']:.2f} tok/step"
+        f"floor {one['floor_ms']:7.3f}  step {one['tpot_ms'] * one['tokens_a_step']:8.3f}  "
+        f"{one['tokens_a_step']:.2f} tok/step"
     )
 
 

@@ -85,7 +85,8 @@ def _compile(case: AttentionCase) -> None:
     options = attention.decode_options(case.tile, case.group, 1, KV_HEADS, HEAD_DIM, False, case.splits)
     triton_kernels.decode_kernel.warmup(
         half, half, half, ids, ids, ids, half, *partial, 0.1, 0, COLUMNS, grid=(1,),
-        BLOCK_SIZE=BLOCK_SIZE, FIRST_KEY=0, BLOCK_H=16, num_warps=case.tile.num_warps, num_stages=case.tile.num_stages, **options,
+        BLOCK_SIZE=BLOCK_SIZE, FIRST_KEY=0, BLOCK_H=16, num_warps=case.tile.num_warps,
+        num_stages=case.tile.num_stages, **options,
     )  # fmt: skip
 
 

@@ -1,6 +1,4 @@
-"""Checks of what a phase brought back: which rows were drawn from, who got the tokens, and who ended; see
-``engine/invariants.py``.
-"""
+"""Checks of what a phase brought back: which rows were drawn from, who got the tokens, and who ended."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Debug mode's checks of recurrent states and of what drafting leaves in the caches: slots of rows, snapshots, and on
-oracle models what lies in them.
+"""Debug mode's checks of recurrent states and of what drafting leaves in the caches.
+
+Slots of rows and snapshots on the host; on oracle models also what lies in slots and blocks.
 """
 
 from __future__ import annotations

@@ -36,8 +36,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "num_blocks": 16,
         "max_sequence_length": 48,
     },
-    "buckets": {"graphs": (16, 32)},
-    "gated": {"graphs": (16, 32), "graph_all_prefills": True, "chunked_prefill": True, "max_batch_tokens": 32},
+    "buckets": {"graphs": (16,), "max_sequence_length": 40},
+    "gated": {
+        "graphs": (16, 32),
+        "graph_all_prefills": True,
+        "chunked_prefill": True,
+        "max_batch_tokens": 32,
+        "max_sequence_length": 40,
+    },
 }
 """What drafts, states and prompts may meet with."""
 

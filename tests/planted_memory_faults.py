@@ -52,7 +52,7 @@ def hit_while_prompt_logprobs_are_owed(patch: Patch) -> None:
 def match_remembered_for_too_long(patch: Patch) -> None:
     def hit(real: Any, self: PrefixCache, request: Any) -> Any:
         if self._memo is not None and self._memo[0][0] == request.key:
-            self._memo = (request.key, request.num_tokens, self.pool.index.version), self._memo[1]
+            self._memo = (request.key, request.num_tokens, self.pool.index.version, 0), self._memo[1]
         return real(self, request)
 
     wrap(patch, PrefixCache, "hit", hit)
@@ -195,12 +195,12 @@ def disowned_without_those_that_follow(patch: Patch) -> None:
 
 
 def prefix_wait_without_an_end(patch: Patch) -> None:
-    def read(real: Any, self: PrefixCache, rows: Any) -> None:
+    def begin_round(real: Any, self: PrefixCache) -> None:
         coming = set(self._coming)
-        real(self, rows)
+        real(self)
         self._coming |= coming
 
-    wrap(patch, PrefixCache, "name_read", read)
+    wrap(patch, PrefixCache, "begin_round", begin_round)
 
 
 # -- eviction of blocks ------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Run:
 
 def model_card(run: Run, measured: Measured) -> str:
     """Content of ``README.md``."""
-    return (
+    text = (
         "\n\n".join(
             [
                 _FRONT,
@@ -58,6 +58,7 @@ def model_card(run: Run, measured: Measured) -> str:
         )
         + "\n"
     )
+    return "\n".join(line.rstrip() for line in text.split("\n"))
 
 
 _FRONT = """---

@@ -175,7 +175,7 @@ class TestModeSwitches:
 
 
 class TestFailures:
-    @pytest.mark.parametrize(("phase", "after"), list(product(Phase, (False, True))))
+    @pytest.mark.parametrize(("phase", "after"), list(product(Order.LEGACY.phases, (False, True))))
     def test_in_any_phase_cost_no_token_and_no_log_probability(self, mode: str, phase: Phase, after: bool) -> None:
         """Log probabilities of the chunks read so far were kept, and those of all chunks then came on top."""
         world = busy_world(mode)
