@@ -14,8 +14,7 @@
         block_ids    [R, C]  int32   -1 past block_count
         state_slot   [R]     int32   recurrent-state slot; -1 where the model has none
         state_from   [R]     int32   slot of the snapshot that its next forward goes on from; -1: from its own slot
-        num_drafts   [R]     int32   drafted tokens in the pending forward
-        num_accepted [R]     int32   of those, accepted
+        num_accepted [R]     int32   drafts accepted when it was verified last; its recurrent state is so many further
         chunk_done   [R]     int32   prompt tokens in the cache before the present chunk: of its prefix, of chunks
         chunk_end    [R]     int32   prompt tokens read once the present chunk has run; prompt_len for the last one
         max_blocks   [R]     int32   blocks that admission set aside for it
@@ -50,7 +49,6 @@ _COLUMNS: dict[str, tuple[type[np.generic], int]] = {
     "block_count": (np.int32, 0),
     "state_slot": (np.int32, -1),
     "state_from": (np.int32, -1),
-    "num_drafts": (np.int32, 0),
     "num_accepted": (np.int32, 0),
     "chunk_done": (np.int32, 0),
     "chunk_end": (np.int32, 0),
@@ -119,7 +117,6 @@ class RequestTable:
         self.block_count: NDArray[np.int32] = _column("block_count", max_requests)
         self.state_slot: NDArray[np.int32] = _column("state_slot", max_requests)
         self.state_from: NDArray[np.int32] = _column("state_from", max_requests)
-        self.num_drafts: NDArray[np.int32] = _column("num_drafts", max_requests)
         self.num_accepted: NDArray[np.int32] = _column("num_accepted", max_requests)
         self.chunk_done: NDArray[np.int32] = _column("chunk_done", max_requests)
         self.chunk_end: NDArray[np.int32] = _column("chunk_end", max_requests)

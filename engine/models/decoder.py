@@ -24,7 +24,7 @@ from engine.models.base import LayerCache, PagedState
 from engine.models.checkpoint import damaged
 from engine.models.decoder_config import FAMILIES, DecoderConfig
 from engine.models.moe import Fused, MoE
-from engine.models.mtp import DraftHead, heads_present
+from engine.models.mtp import DraftHead, heads_present, with_heads
 from engine.models.parts import FeedForward, Linear, Placement, RMSNorm, empty, split_targets
 from engine.models.rope import RopeConfig, inverse_frequencies
 from engine.models.weights import WeightTargets, fill_weights
@@ -187,12 +187,8 @@ class DecoderModel(nn.Module):
         for number, layer in enumerate(self.layers):
             targets.update(layer.targets(f"model.layers.{number}"))  # type: ignore[operator]
             fused.update(layer.fused(f"model.layers.{number}"))  # type: ignore[operator]
-        optional: set[str] = set()
-        for head_targets, head_fused in self._head_targets():
-            targets.update(head_targets)
-            fused.update(head_fused)
-            optional |= head_targets.keys() if self.are_heads_optional else set()
-        return WeightTargets(targets, ignored, fused, frozenset(optional))
+        places = WeightTargets(targets, ignored, fused)
+        return with_heads(places, self._head_targets(), are_optional=self.are_heads_optional)
 
     def _ignored_of_family(self) -> str:
         """What its checkpoints hold besides the model, as further branches of a regular expression."""

@@ -26,7 +26,7 @@ from engine.models.hybrid_config import AttentionConfig, HybridConfig, LayerKind
 from engine.models.hybrid_families import read_hybrid
 from engine.models.mamba2 import Mamba2Mixer, exact_dtype
 from engine.models.moe import Fused, MoE
-from engine.models.mtp import NEMOTRON, DraftHead, heads_present
+from engine.models.mtp import NEMOTRON, DraftHead, heads_present, with_heads
 from engine.models.parts import Linear, Placement, RMSNorm, empty, split_targets
 from engine.models.rope import RopeConfig, inverse_frequencies
 from engine.models.weights import WeightTargets, fill_weights
@@ -240,12 +240,8 @@ class HybridModel(nn.Module):
             targets.update(layer.targets())
             if isinstance(layer.mixer, MoE):
                 fused.update(layer.mixer.fused(layer.spec.mixer))
-        optional: set[str] = set()
-        for head_targets, head_fused in self._head_targets():
-            targets.update(head_targets)
-            fused.update(head_fused)
-            optional |= head_targets.keys() if self.are_heads_optional else set()
-        return WeightTargets(targets, ignored, fused, frozenset(optional))
+        places = WeightTargets(targets, ignored, fused)
+        return with_heads(places, self._head_targets(), are_optional=self.are_heads_optional)
 
     def _head_targets(self) -> list[tuple[dict[str, Tensor], Fused]]:
         """Of each draft head, as :class:`WeightTargets` wants them."""

@@ -10,7 +10,7 @@ Letters: T tokens, E hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -19,7 +19,9 @@ from torch import Tensor, nn
 
 from engine.errors import CheckpointError
 from engine.kernels import Kernels
+from engine.models.moe import Fused
 from engine.models.parts import Linear, Placement, RMSNorm
+from engine.models.weights import WeightTargets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,19 @@ class DraftHead(nn.Module):
             f"{prefix}.{names.project}.weight": self.project.weight.data,
             f"{last}.{names.final_norm}.weight": self.norm.weight.data,
         }
+
+
+def with_heads(
+    places: WeightTargets, heads: Sequence[tuple[Mapping[str, Tensor], Fused]], *, are_optional: bool
+) -> WeightTargets:
+    """A model's places and those of its heads, which a checkpoint may lack where they are optional."""
+    targets, fused, optional = dict(places.targets), dict(places.fused), set(places.optional)
+    for head_targets, head_fused in heads:
+        targets.update(head_targets)
+        fused.update(head_fused)
+        if are_optional:
+            optional |= head_targets.keys()
+    return places._replace(targets=targets, fused=fused, optional=frozenset(optional))
 
 
 def heads_present(groups: Sequence[frozenset[str]], absent: Iterable[str]) -> int:

@@ -38,7 +38,7 @@ def make_table(num_rows: int, *, is_partial: bool) -> RequestTable:
         blocks = np.arange(1 + key % MAX_BLOCKS, dtype=np.int32) + 10 * key
         table.add(make_request(key), blocks, prefill_len=12, chunk=(0, 5) if is_last and is_partial else None)
         table.is_prefill[key] = is_last
-        for name in ("kv_len", "num_output", "state_slot", "num_drafts", "num_accepted"):
+        for name in ("kv_len", "num_output", "state_slot", "num_accepted"):
             getattr(table, name)[key] = 100 * key + len(name)
     return table
 
