@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from workbench.panel.messages import TABS
 from workbench.session import Session
 
 _REPEATS = 20
@@ -22,7 +21,7 @@ def measure_redraws(iterations: int) -> dict[str, dict[str, float]]:
     results = {"stamp": {"µs": 1e3 * _median_ms(panel.views.stamp)}}
     for name, make in (("bar", panel.views.bar), ("strip", panel.views.strip)):
         results[f"view of the {name}"] = {"ms": _median_ms(make)}
-    for tab in TABS:
+    for tab in panel.panes.tabs:
         panel.panes.tab = tab
         session.step()
         panel.redraw()

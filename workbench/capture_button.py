@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.errors import EngineError
+from workbench.own_thread import on_own_thread
 from workbench.session import Session
 
 
@@ -18,7 +19,7 @@ class CaptureButton:
         self._number = ipywidgets.BoundedIntText(value=n, min=1, max=1_000_000, description="iterations")
         self._button = ipywidgets.Button(description="Capture", icon="circle", tooltip="session.capture(iterations)")
         self._line = ipywidgets.HTML(session.recorder.nvtx_status)
-        self._button.on_click(lambda button: self.press())
+        self._button.on_click(on_own_thread(lambda button: self.press()))
         self.widget: Any = ipywidgets.HBox([self._number, self._button, self._line])
 
     def press(self) -> None:

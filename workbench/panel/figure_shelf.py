@@ -9,6 +9,7 @@ import ipywidgets
 
 from engine.errors import EngineError
 from workbench.figures import FIGURES, FigureError
+from workbench.own_thread import on_own_thread
 
 if TYPE_CHECKING:
     from workbench.session import Session
@@ -37,9 +38,9 @@ class FigureShelf:
         self.line = ipywidgets.Label(_NONE_YET)
         self._row = ipywidgets.HBox([self.choice, self.draw_button, self.path, self.save_button])
         self.box = ipywidgets.VBox([self._row, self.line])
-        self.draw_button.on_click(lambda button: self.draw())
-        self.save_button.on_click(lambda button: self.save())
-        self.choice.observe(lambda change: self.draw(), names="value")
+        self.draw_button.on_click(on_own_thread(lambda button: self.draw()))
+        self.save_button.on_click(on_own_thread(lambda button: self.save()))
+        self.choice.observe(on_own_thread(lambda change: self.draw()), names="value")
 
     @property
     def is_drawn(self) -> bool:

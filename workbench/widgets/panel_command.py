@@ -6,16 +6,15 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import anywidget
-
 from workbench.panel.messages import COMMANDS
+from workbench.widgets.own_thread import OwnThreadWidget
 
 log = logging.getLogger(__name__)
 
 CommandFunction = Callable[[str, dict[str, Any]], None]
 
 
-class CommandWidget(anywidget.AnyWidget):
+class CommandWidget(OwnThreadWidget):
     """A widget whose front-end sends :class:`~workbench.panel.messages.Command` messages."""
 
     def __init__(self, **traits: Any) -> None:

@@ -12,12 +12,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import anywidget
 import traitlets
 
 from tracing.records import BATCH_OF, PHASE_COLOURS
 from workbench.report_data import ORDER_COLOURS
 from workbench.widgets.front_end import joined_module, style_sheet
+from workbench.widgets.own_thread import OwnThreadWidget
 from workbench.widgets.timeline_stream import InHand, Outgoing, TimelineStream, run_messages
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _FEWEST = 60
 """Spans of an update at least: a few iterations."""
 
 
-class TimelineWidget(anywidget.AnyWidget):
+class TimelineWidget(OwnThreadWidget):
     """Host phases, device work, iterations and bubbles by time.
 
     Args:
