@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.models.base import Model
+from engine.models.moe import MoE
 from engine.step_function import bytes_per_slot, bytes_per_token
 
 _COPIES, _SAMPLES = 4, 9
@@ -53,6 +54,21 @@ def weight_bytes(model: Model) -> int:
     return sum(map(_bytes, parameters)) - looked_up
 
 
+def unread_expert_bytes(model: Model, tokens: float) -> float:
+    """Bytes of the routed experts that a step of so many tokens is expected to leave alone, if each is chosen alike.
+
+    A token misses an expert with the chance 1 - k/X, and all tokens do with that to the power of their number.
+    """
+    if not isinstance(model, nn.Module):
+        return 0.0
+    unread = 0.0
+    for name, layer in model.named_modules():
+        if isinstance(layer, MoE) and not name.startswith("heads."):
+            missed = (1 - layer.config.top_k / layer.config.num_experts) ** tokens
+            unread += missed * (_bytes(layer.experts.up) + _bytes(layer.experts.down))
+    return unread
+
+
 def kv_bytes(model: Model, tokens: float) -> float:
     """Cache bytes of so many tokens, all layers; a sliding window is not taken off."""
     return tokens * bytes_per_token(model.cache_layout())
@@ -72,7 +88,8 @@ def floor_ms(model: Model, *, rows: int, cached: float, bandwidth: float) -> flo
         cached: Tokens whose keys and values a row reads, on average.
         bandwidth: Bytes a second.
     """
-    read = weight_bytes(model) + kv_bytes(model, rows * cached) + state_bytes(model, rows)
+    read = weight_bytes(model) - unread_expert_bytes(model, rows)
+    read += kv_bytes(model, rows * cached) + state_bytes(model, rows)
     return read / bandwidth * 1e3
 
 

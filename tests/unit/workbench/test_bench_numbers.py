@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from engine.batch import ForwardBatch
+from engine.kernels import make_kernels
 from engine.models.base import LayerCache, PagedState
+from engine.models.moe import MoE, MoEConfig
 from tests.unit.tracing.traces import batch, device, phase, record, wait
 from workbench.bench import floor
 from workbench.bench.breakdown import Breakdown, steady_summary
-from workbench.bench.floor import copy_bandwidth, floor_ms, kv_bytes, weight_bytes
+from workbench.bench.floor import copy_bandwidth, floor_ms, kv_bytes, unread_expert_bytes, weight_bytes
 from workbench.bench.pairs import DecodeCell, Pair, pairs_of
 from workbench.bench.results import Leg
 
@@ -54,6 +56,22 @@ class TestFloor:
         model = Small(is_tied=True)
 
         assert floor_ms(model, rows=3, cached=5.0, bandwidth=1000) == pytest.approx(224 + 3 * 5 * 96)
+
+    def test_few_tokens_leave_most_experts_unread(self) -> None:
+        model = Small(is_tied=True)
+        sizes = MoEConfig(hidden_size=4, num_experts=8, top_k=2, expert_size=3)
+        drafting, layer = (
+            MoE(sizes, make_kernels("torch"), device=torch.device("cpu"), dtype=torch.float32) for _ in range(2)
+        )
+        model.heads = nn.ModuleList([drafting])
+        assert unread_expert_bytes(model, 1) == 0
+
+        model.layer = layer
+        own = 8 * (2 * 3 * 4 + 4 * 3) * 4
+        assert unread_expert_bytes(model, 1) == pytest.approx(own * 6 / 8)
+        assert unread_expert_bytes(model, 2) == pytest.approx(own * 36 / 64)
+        read = 160 + 64 + sum(one.numel() for one in layer.parameters()) * 4 - own * 36 / 64
+        assert floor_ms(model, rows=2, cached=0.0, bandwidth=1000) == pytest.approx(read)
 
     def test_a_copy_reads_and_writes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(floor, "_copy_seconds", lambda target, source: 0.5)
