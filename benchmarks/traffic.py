@@ -41,6 +41,7 @@ from workbench.workloads import Workload, WorkloadError, parse_workload
 _WORDS: dict[str, dict[str, Any]] = {
     "prefix": {"prefix_caching": True},
     "overlapped": {"overlap_admission": True},
+    "exposed": {"overlap_admission": False},
     "chunked": {"chunked_prefill": True},
 }
 WARM_REQUESTS = 32
@@ -62,8 +63,8 @@ class Scale:
     @property
     def legs(self) -> tuple[str, ...]:
         """Those that run where none are named; the engine leaves out what it refuses."""
-        more = ("async+prefix", f"async+chunked={self.chunk}", "async+overlapped")
-        return ("legacy", "no-overlap", "async", *more, f"async+overlapped+prefix+chunked={self.chunk}")
+        more = ("async+prefix", f"async+chunked={self.chunk}", f"async+prefix+chunked={self.chunk}")
+        return ("legacy", "no-overlap", "async+exposed", "async", *more)
 
 
 SMALL = Scale(

@@ -54,6 +54,17 @@ class BatchShape:
     rows (:meth:`for_model`)."""
     num_snapshots: int = 0
     """M: states kept besides those of the rows' ends, padding included."""
+    num_wide: int = 0
+    """Of a model's prefill rows the first so many are decode rows of ``wide_width`` tokens each: row i has those from
+    i * wide_width on, and there are no decode rows beside them. For kernels that are faster for knowing it."""
+    wide_width: int = 0
+    """Tokens of each of them; 0 without any."""
+    num_replayed: int = 0
+    """V: of a model's prefill rows the first so many are decode rows of several tokens, whose recurrent states are
+    those before their last forward (:attr:`ForwardBatch.replayed_V`). Each has ``replay_width`` tokens, row i those
+    from i * width on; there are no decode rows beside them. 0 where states are stored behind every token."""
+    replay_width: int = 0
+    """W: tokens of each of them; 0 without any."""
 
     @property
     def num_rows(self) -> int:
@@ -61,16 +72,37 @@ class BatchShape:
         return self.num_decode + self.num_prefill
 
     @property
+    def num_stepping_rows(self) -> int:
+        """Batch rows in front whose recurrences go on token by token: decode rows, or replayed ones."""
+        return self.num_decode + self.num_replayed
+
+    @property
+    def num_stepping_tokens(self) -> int:
+        """Their tokens, the first of the batch."""
+        return self.num_decode + self.num_replayed * self.replay_width
+
+    @property
     def num_logits(self) -> int:
         """L: one row for each token of a decode row, one for each prefill row."""
         return self.num_decode * self.decode_width + self.num_prefill
 
-    def for_model(self) -> BatchShape:
-        """The same forward without decode rows of several tokens."""
+    def for_model(self, *, replays: bool = False) -> BatchShape:
+        """The same forward without decode rows of several tokens; ``replays``: they are to be replayed."""
         if self.decode_width == 1:
             return self
         longest = max(self.max_query_len, self.decode_width if self.num_decode else 0)
-        return replace(self, num_decode=0, num_prefill=self.num_rows, max_query_len=longest, decode_width=1)
+        replayed = (self.num_decode, self.decode_width) if replays and self.num_decode else (0, 0)
+        return replace(
+            self,
+            num_decode=0,
+            num_prefill=self.num_rows,
+            max_query_len=longest,
+            decode_width=1,
+            num_wide=self.num_decode,
+            wide_width=self.decode_width if self.num_decode else 0,
+            num_replayed=replayed[0],
+            replay_width=replayed[1],
+        )
 
 
 class PrefillPlan(Protocol):
@@ -134,6 +166,10 @@ class ForwardBatch(NamedTuple):
     same as ``state_from_N``; decode rows always have the same. None for models without slots."""
     snapshots: Snapshots | None = None
     """Of prefill rows, where a prefix cache keeps states."""
+    replayed_V: Tensor | None = None
+    """[V] of the rows in front (``shape.num_replayed``): how many tokens of its last forward, of which the slot keeps
+    what the recurrence read, a row has to read once more before its own; 0 where its state is the one behind its last
+    token. None where nothing is replayed."""
     is_real_T: Tensor | None = None
     """[T] bool, False for padding. None for models that do not ask for it (``wants_real_tokens``)."""
     first_key: int = 0

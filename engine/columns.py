@@ -11,6 +11,7 @@
         prompt_mask    [R+1, V]  bool     tokens of the prompt                          (made when first needed)
         drafts         [R+1, S]  int64    what may follow last_token       (S draft tokens a step; None without any)
         length         [R+1]     int64    tokens whose ids are known, last_token's too                (the same)
+        accepted       [R+1]     int64    drafts accepted when it was verified last; -1 behind a prompt       (the same)
 
 Rows are written when a request gets its row and otherwise only by the sampler (last_token, position, output_counts)
 and by moves. All methods but the constructor run inside launched work, in stream order, and wait for nothing.
@@ -90,20 +91,23 @@ class DeviceColumns:
         self.dummy_block = dummy_block
         self.vocab_size = vocab_size
         self.block_table = device.zeros((max_requests + 1, max_blocks), torch.int32)
-        device.compute.launch(self._clear_block_table)  # on that stream, where it was zeroed
         self._table_view = None if self.block_table.is_cuda else self.block_table.numpy()
         self.ints = device.zeros((max_requests + 1, NUM_INTS), torch.int64)
         self.floats = device.zeros((max_requests + 1, NUM_FLOATS), torch.float32)
         self.drafts = device.zeros((max_requests + 1, num_drafts), torch.int64) if num_drafts else None
         self.length = device.zeros((max_requests + 1,), torch.int64) if num_drafts else None
+        self.accepted = device.zeros((max_requests + 1,), torch.int64) if num_drafts else None
+        device.compute.launch(self._fill_at_first)  # on that stream, where they were zeroed
         self.stop_ids: Tensor | None = None
         self.bias_ids: Tensor | None = None
         self.bias_values: Tensor | None = None
         self.output_counts: Tensor | None = None
         self.prompt_mask: Tensor | None = None
 
-    def _clear_block_table(self) -> None:
+    def _fill_at_first(self) -> None:
         self.block_table.fill_(self.dummy_block)
+        if self.accepted is not None:
+            self.accepted.fill_(-1)
 
     @property
     def last_token(self) -> Tensor:
@@ -164,6 +168,8 @@ class DeviceColumns:
         """
         if self.length is not None and lengths is not None:
             self.length.index_copy_(0, rows, lengths)
+        if self.accepted is not None:
+            self.accepted.index_fill_(0, rows, -1)
         self.ints.index_copy_(0, rows, ints)
         self.floats.index_copy_(0, rows, floats)
         self.block_table.index_fill_(0, rows, self.dummy_block)
@@ -226,6 +232,7 @@ class DeviceColumns:
             self.prompt_mask,
             self.drafts,
             self.length,
+            self.accepted,
         )
         return [column for column in columns if column is not None]
 

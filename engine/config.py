@@ -16,6 +16,8 @@ DTypeName = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 GraphDistribution = Literal["exponential", "linear", "hybrid"]
 GraphSizes = Literal["auto"] | int | Sequence[int] | None
 SuspendMode = Literal["persist", "offload", "recompute"]
+StateRewind = Literal["auto", "stored", "replayed"]
+StateDType = Literal["auto", "float32", "bfloat16", "float16"]
 
 MODES: tuple[str, ...] = get_args(Mode)
 DEFAULT_MODE: Mode = "async"
@@ -105,15 +107,30 @@ class EngineConfig:
     paused_blocks: int | None = None
     """Blocks that paused rows may hold together; None: a quarter of the pool. Beyond it they go back to the queue. Only
     with ``max_utilization``."""
-    overlap_admission: bool = False
+    overlap_admission: bool = True
     """In async mode, let prompts enter the next forward while the pending one still runs: admission, chunks and first
-    tokens cost no exposed iteration. That a row has ended is noticed a forward later, as wherever forwards overlap."""
+    tokens cost no exposed iteration. That a row has ended is noticed a forward later, as wherever forwards overlap.
+    False: as upstream, an admission resolves first, and what it launches is not overlapped either."""
     speculative_tokens: int = 0
     """Tokens that the model's own draft heads (MTP layers) propose for each decode row and step, at most as many as it
     has. The next forward reads them beside the newest token and verifies them: outputs are those of 0, only faster."""
+    late_rewind: bool = False
+    """With ``speculative_tokens``, in async mode: launch the next forward before it is known how many drafts were
+    accepted, and wait for that beside it. The device counts lengths itself, the host reckons with the most there may
+    be; a row that ends within its accepted drafts is noticed a forward later, as wherever forwards overlap. Without
+    drafts and in legacy mode it changes nothing."""
     mamba_cache_gb: float | None = None
     """With ``prefix_caching``, on models with recurrent layers: GiB for snapshots of their states at block borders,
     without which no prefix can be skipped. 0: none. None: as many snapshots as ``max_requests``."""
+    state_rewind: StateRewind = "auto"
+    """With ``speculative_tokens``, on models with recurrent layers: how their states go back behind rejected drafts.
+    ``stored``: a slot holds a state for each token of a step, and the next forward goes on from the right one.
+    ``replayed``: it holds the one before the step and small inputs of the step's tokens; the next forward lets the
+    accepted ones enter it first. Less memory, and one state written a step. ``auto``: replayed, where the model and
+    ``ssm_backend`` can."""
+    mamba_state_dtype: StateDType = "auto"
+    """In which type Mamba2 layers keep their states between forwards; sums within one are float32 at least. Halves are
+    half the memory and traffic, and round a state once a step. ``auto``: float32, float64 in float64 models."""
     suspend_mode: SuspendMode | None = None
     """What :meth:`engine.engine.Engine.suspend` does unless it is told. ``persist``: memory stays as it is.
     ``offload``: the device's memory is given back, what requests need of it waits in pinned host memory. ``recompute``:
@@ -152,6 +169,8 @@ class EngineConfig:
             ("sampling_backend", ("auto", "torch", "triton", "flashinfer")),
             ("attention_backend", ("auto", "torch", "triton", "flashinfer")),
             ("ssm_backend", ("auto", "torch", "triton", "mamba_ssm")),
+            ("state_rewind", get_args(StateRewind)),
+            ("mamba_state_dtype", get_args(StateDType)),
             ("logprobs_mode", ("raw", "processed")),
             ("eviction_policy", ("lru", "ref_zero")),
             ("capacity_policy", ("guaranteed_no_evict", "max_utilization")),
@@ -168,7 +187,9 @@ class EngineConfig:
             "graph_all_prefills",
             "chunked_prefill",
             "prefix_caching",
+            "overlap_admission",
             "launch_ending_rows",
+            "late_rewind",
             "debug_invariants",
         ):
             if not isinstance(getattr(self, name), bool):
@@ -220,13 +241,26 @@ class EngineConfig:
                 f"({self.max_requests * self.decode_width}), so that every row can decode; raise the one or lower the "
                 "others"
             )
-        if count and self.overlap_admission:
-            raise ConfigError("overlap_admission and speculative_tokens exclude each other; switch one off")
 
     @property
     def decode_width(self) -> int:
         """Tokens of a decode row in a forward: the newest one, and its drafts."""
         return 1 + self.speculative_tokens
+
+    @property
+    def counts_lengths(self) -> bool:
+        """Whether decode rows' lengths, and the states they go on from, are worked out on the device."""
+        return self.late_rewind and self.speculative_tokens > 0
+
+    @property
+    def replays_states(self) -> bool:
+        """Whether recurrent states go back behind rejected drafts by replaying the accepted tokens."""
+        return self.state_rewind == "replayed" and self.speculative_tokens > 0
+
+    @property
+    def states_per_row(self) -> int:
+        """States that a row's slot holds, on models with recurrent layers."""
+        return 1 if self.replays_states else self.decode_width
 
     @property
     def lookahead(self) -> int:
@@ -320,6 +354,10 @@ class ResolvedConfig:
     """The attention in use."""
     model: str
     """The name the model was loaded by."""
+    state_rewind: str = "stored"
+    """How recurrent states go back behind rejected drafts, where there are both; else as asked for."""
+    state_dtype: str = ""
+    """The type that recurrent states are kept in; empty where the model has none."""
     num_snapshots: int = 0
     """States of recurrent layers that the prefix cache can keep; 0 where the model has none, or the cache is off."""
     extra: dict[str, Any] = field(default_factory=dict)
@@ -333,8 +371,8 @@ class ResolvedConfig:
 
     @property
     def dummy_slot(self) -> int:
-        """State slots: ``decode_width`` for each row, the snapshots', and this one, which padding uses."""
-        return self.config.max_requests * self.config.decode_width + self.num_snapshots
+        """State slots: ``states_per_row`` for each row, the snapshots', and this one, which padding uses."""
+        return self.config.max_requests * self.config.states_per_row + self.num_snapshots
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; the asked-for options with the settled ones laid over them."""

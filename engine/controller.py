@@ -72,6 +72,8 @@ class Iteration:
     wasted: Counter[str] = field(default_factory=Counter)
     """Rows of the launched forward whose request ended, by cause."""
     void_reasons: set[str] = field(default_factory=set)
+    checked: object = None
+    """In debug mode, the books as the checks found them last in this iteration."""
 
     def done_before(self, phase: Phase) -> tuple[Phase, ...]:
         """Phases of its order that run before ``phase``."""
@@ -192,6 +194,8 @@ class Controller:
             has_waiting=has_waiting,
             head_admissible=has_waiting and self.queue.head_refusal() is None,
             overlap_admission=self.resolved.config.overlap_admission,
+            late_rewind=self.resolved.config.counts_lengths,
+            num_lasting=self._num_lasting(continuing),
         )
 
     def iterate(self) -> Iterator[Border]:
@@ -316,8 +320,8 @@ class Controller:
     # -- phases ----------------------------------------------------------------------------------------------------
 
     def _admit(self, iteration: Iteration) -> None:
-        """With nothing pending rows may be released and moved (I29); beside a pending forward they are only added."""
-        if self.pending is None:
+        """Where all tokens are resolved rows may be released and moved (I29); in overlap they are only added."""
+        if not iteration.order.is_overlap:
             self._end_aborted(iteration)
             self._release(iteration)
             self._make_room(iteration)
@@ -346,14 +350,34 @@ class Controller:
         ends[self.pending.num_sampled :] = False  # a partial row's sample is thrown away, and new rows have none
         return rows[~ends] if ends.any() else rows
 
+    def _num_lasting(self, rows: Rows) -> int:
+        """How many of ``rows`` go on however many drafts of the pending forward are accepted, where that matters."""
+        config, table = self.resolved.config, self.table
+        if not config.counts_lengths:
+            return 0
+        return int(np.count_nonzero(table.num_output[rows] + config.decode_width < table.max_output[rows]))
+
     def _rows_to_launch(self, iteration: Iteration) -> Rows:
         rows = self._continuing_rows()
+        if iteration.order is Order.MTP_OVERLAP_LATE and self.resolved.config.launch_ending_rows:
+            # A row's blocks are set aside for drafts behind its last token, not for a whole step more.
+            rows = rows[self.table.num_output[rows] + 1 < self.table.max_output[rows]]
+        if iteration.order.without_drafting is Order.OVERLAP_ADMIT and self.resolved.config.launch_ending_rows:
+            rows = rows[self._is_set_aside(rows)]
         if iteration.verified is not None and Phase.RESOLVE not in iteration.done_before(Phase.PREPARE):
             rows = self._without_verified_ends(rows, iteration.verified, iteration.num_tokens)
         if not iteration.order.is_overlap or not self.queue.has_aborts:
             return rows
         requests = self.table.requests
         return np.array([r for r in rows.tolist() if not _is_aborted(requests[r])], dtype=np.int64)
+
+    def _is_set_aside(self, rows: Rows) -> NDArray[np.bool_]:
+        """[rows] whether admission set blocks aside for another step; who has just entered may hold all others."""
+        config, table = self.resolved.config, self.table
+        is_within: NDArray[np.bool_] = (
+            table.kv_len[rows] + config.lookahead <= table.max_blocks[rows] * config.block_size
+        )
+        return is_within
 
     def _without_verified_ends(self, rows: Rows, verified: Verified, num_tokens: NDArray[np.int64] | None) -> Rows:
         """Without rows that end by length with the tokens just accepted, which are not resolved yet.
@@ -369,9 +393,7 @@ class Controller:
 
     def _prepare(self, iteration: Iteration) -> None:
         """Every launched row advances: one token, or a chunk of its prompt; blocks follow; inputs are staged."""
-        if self.pending is not None and self.pending.has_prefill:  # prompts it has read to the end decode from here on
-            first = self.table.num_paused
-            self.table.is_prefill[first : first + self.pending.num_sampled] = False
+        self._let_read_prompts_decode(iteration)
         rows = self._rows_to_launch(iteration)
         if rows.size == 0:
             return
@@ -380,6 +402,15 @@ class Controller:
         if self.cache is not None and self.cache.snapshots is not None:
             snapshots = self.cache.stage_snapshots(rows[self.table.is_prefill[rows]].tolist())
         iteration.plan = self.runner.plan(self.table, rows, iteration.admitted, new_blocks, snapshots)
+
+    def _let_read_prompts_decode(self, iteration: Iteration) -> None:
+        """Prompts that the forward before has read to the end, pending or just verified; resolve does it otherwise."""
+        verified, pending, first = iteration.verified, self.pending, self.table.num_paused
+        if verified is not None and iteration.order.is_overlap:
+            if verified.pending.has_prefill:
+                self.table.is_prefill[verified.first_row : verified.first_row + verified.num_rows] = False
+        elif pending is not None and pending.has_prefill:
+            self.table.is_prefill[first : first + pending.num_sampled] = False
 
     def _advance(self, rows: Rows) -> NewBlocks:
         table, index, config = self.table, as_index(rows), self.resolved.config
@@ -391,7 +422,7 @@ class Controller:
         else:
             table.kv_len[index] += width
         reach = table.kv_len[index] + config.speculative_tokens
-        growing = rows[reach > table.block_count[index] * config.block_size]
+        growing = rows[(reach > table.block_count[index] * config.block_size) & self._may_grow(index)]
         entries = [] if growing.size == 0 else [self._grow(growing)]
         if prefill.any():
             entries += [self._blocks_of_chunk(row) for row in rows[prefill].tolist()]
@@ -399,6 +430,12 @@ class Controller:
             return NO_NEW_BLOCKS
         parts = [np.concatenate(column) for column in zip(*entries, strict=True)]
         return NewBlocks(parts[0], parts[1], parts[2])
+
+    def _may_grow(self, index: slice | Rows) -> NDArray[np.bool_] | bool:
+        """Where lengths may be bounds, a row that may have ended holds all blocks that it could come to need."""
+        if not self.resolved.config.counts_lengths:
+            return True
+        return self.table.block_count[index] < self.table.max_blocks[index]
 
     def _blocks_of_chunk(self, row: int) -> tuple[Rows, Rows, NDArray[np.int32]]:
         """Which row, which columns, which blocks: those that the row's present chunk is the first to write."""

@@ -49,6 +49,7 @@ def verify_plain(
     """
     assert columns.drafts is not None
     assert columns.length is not None
+    assert columns.accepted is not None
     count, width = logits_row_nW.shape
     place_W = torch.arange(width, device=rows_n.device)
     own = RowColumns(columns.ints.index_select(0, rows_n), columns.floats.index_select(0, rows_n))
@@ -64,6 +65,7 @@ def verify_plain(
     own.ints[:, POSITION] += accepted_n + 1
     columns.ints.index_copy_(0, rows_n, own.ints)
     columns.length.index_copy_(0, rows_n, columns.length.index_select(0, rows_n) + accepted_n + 1)
+    columns.accepted.index_copy_(0, rows_n, torch.where(drafts_n > 0, accepted_n, -1))
     results_W3R[:, :, :count] = results_3nW.permute(2, 0, 1)
     accepted_R[:count] = accepted_n
 
@@ -174,6 +176,8 @@ def _batch(
             num_prefill=0 if is_decode else count,
             max_query_len=0 if is_decode else width,
             num_kv_blocks=num_blocks,
+            num_wide=0 if is_decode else count,
+            wide_width=0 if is_decode else width,
         ),
         first_key=first_key,
     )

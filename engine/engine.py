@@ -209,7 +209,7 @@ class Engine:
             return None
         snapshots = None
         if self.table.slots is not None:
-            first = rows * self.config.decode_width
+            first = rows * self.resolved.config.states_per_row
             snapshots = SnapshotIndex(first, self.resolved.num_snapshots, pool.index.is_held)
         return PrefixCache(self.table, pool, self.config.block_size, self.counters, snapshots)
 

@@ -231,7 +231,7 @@ class GraphSet:
         strict: bool = False,
         snapshots_per_row: int = 0,
         decode_width: int = 1,
-        keeps_states: bool = False,
+        states_per_row: int = 1,
     ) -> None:
         self.sizes = list(sizes)
         """Ascending."""
@@ -240,7 +240,7 @@ class GraphSet:
         self._max_blocks = max_blocks
         self._snapshots_per_row = snapshots_per_row
         self._decode_width = decode_width
-        self._states_per_decode_row = decode_width - 1 if keeps_states else 0
+        self._kept_per_decode_row = states_per_row - 1
         self.buckets_kv = buckets_kv
         self._replays: dict[BatchShape, Callable[[], Tensor]] = {}
         self._matches: dict[BatchDimensions, BatchDimensions | None] = {}
@@ -282,7 +282,7 @@ class GraphSet:
                 num_kv_blocks=columns,
                 decode_width=self._decode_width,
                 num_snapshots=self._snapshots_per_row * graph.num_prefill
-                + self._states_per_decode_row * graph.num_decode,
+                + self._kept_per_decode_row * graph.num_decode,
             )
         return shape
 

@@ -45,6 +45,16 @@ def check_border(engine: Engine, border: Border) -> None:
     """
     if _is_first(border):
         check_probe(engine)
+    books = _books(engine)
+    if border.side == "after" or border.iteration.checked != books:
+        _check_all(engine, border)
+        border.iteration.checked = books
+    _check_next(engine.controller, border)
+    poison_void(engine, border)
+
+
+def _check_all(engine: Engine, border: Border) -> None:
+    """What need not be looked at again before the next phase: nothing runs in between but what watches."""
     standing, rows = Standing.at(border), LiveRows.of(engine.table)
     check_rows(engine, rows, standing)
     check_blocks(engine, rows)
@@ -61,7 +71,6 @@ def check_border(engine: Engine, border: Border) -> None:
     if engine.device.kind == "inline" and not standing.is_staged:
         engine.device.raise_error()  # all else that there would be to wait for has run
         compare_device(engine, rows, drawn_tokens(border.iteration) if standing.unresolved else {})
-    poison_void(engine, border)
 
 
 def _is_first(border: Border) -> bool:
@@ -70,16 +79,17 @@ def _is_first(border: Border) -> bool:
 
 def check_probe(engine: Engine) -> None:
     """I19: asking for the next order changes nothing, and says the same thing twice."""
-    before = _digest(engine)
+    before = _books(engine)
     first, second = engine.controller.order_state(), engine.controller.order_state()
     require(first == second, "I19", "the probe answers {}, then {}", first, second)
-    require(before == _digest(engine), "I19", "asking for the next order changed the table, the pool or the queue")
+    require(before == _books(engine), "I19", "asking for the next order changed the table, the pool or the queue")
 
 
-def _digest(engine: Engine) -> tuple[Any, ...]:
+def _books(engine: Engine) -> tuple[Any, ...]:
+    """All of the table, the pool and the queue that a fault could have changed, to be compared."""
     table, pool = engine.table, engine.pool
-    columns = tuple(column.tobytes() for _, column in table.columns())
-    waiting = tuple(request.key for request in engine.queue.waiting)
+    columns = b"".join([column.data for _, column in table.columns()])
+    waiting = [request.key for request in engine.queue.waiting]
     counts = (table.version, table.num_paused, table.num_live, pool.num_free, getattr(pool, "num_evicted", 0))
     return (columns, counts, pool.ref_counts.tobytes(), pool.free_ids.tobytes(), waiting)
 
@@ -101,14 +111,14 @@ def check_pending(controller: Controller, rows: LiveRows) -> None:
 def check_order(controller: Controller, border: Border, standing: Standing, rows: LiveRows) -> None:
     """I26-I29, I31, I33, I35, I58: what an order may have done by this border."""
     iteration, table, done = border.iteration, controller.table, standing.done
-    may_release = iteration.order is not Order.OVERLAP_ADMIT
+    may_release = not iteration.order.is_overlap
     if iteration.launched is not None:
         require(Phase.FORWARD in done, "I27", "a forward outside the forward phase")
         _check_launched(controller, iteration)
     if border.side == "after" and border.phase is Phase.FORWARD and Phase.ADMIT in done:
         is_left = table.num_active > 0 and iteration.launched is None and not iteration.order.is_overlap
         require(not is_left, "I27", "rows were left without a forward")
-    if iteration.order in (Order.OVERLAP, Order.MTP_OVERLAP):
+    if iteration.order in (Order.OVERLAP, Order.MTP_OVERLAP, Order.MTP_OVERLAP_LATE):
         require(not iteration.admitted, "I28", "admission in an overlap iteration")
         if Phase.PREPARE in done or not controller.resolved.config.overlap_admission:
             require(not any(rows.is_prefill), "I28", "a prefill row in an overlap iteration")
@@ -117,15 +127,16 @@ def check_order(controller: Controller, border: Border, standing: Standing, rows
         is_drawn = Phase.SAMPLE in done or Phase.VERIFY in done
         require(not is_drawn or iteration.consumed is not None, "I28", "overlap without a pending forward")
         require(Phase.FORWARD not in done or is_drawn, "I31", "a forward ahead of the sampling it follows")
-        is_rewound = Phase.PREPARE not in done or Phase.REWIND in done or Phase.VERIFY not in iteration.order.phases
+        is_bound = iteration.order is Order.MTP_OVERLAP_LATE or Phase.VERIFY not in iteration.order.phases
+        is_rewound = Phase.PREPARE not in done or Phase.REWIND in done or is_bound
         require(is_rewound, "I8", "lengths advanced before rejected drafts were taken out")
+        if iteration.order is Order.MTP_OVERLAP_LATE:
+            is_behind = Phase.REWIND not in done or Phase.FORWARD in done
+            require(is_behind, "I33", "accepted counts were waited for before the next forward was enqueued")
         require(Phase.RESOLVE not in done or Phase.FORWARD in done, "I33", "a wait before the next forward is enqueued")
     if iteration.order is Order.PRIMER:
         require(not iteration.outputs and iteration.new_tokens == 0, "I35", "a primer emitted something")
         require(iteration.consumed is None, "I35", "a primer while a forward was pending")
-    is_next = border.side == "before" and border.phase in (Phase.SAMPLE, Phase.VERIFY)
-    if is_next and controller.pending is not None:
-        _check_sampled_rows(controller, iteration)
     if border.side == "after" and (border.phase is Phase.RESOLVE or (border.phase is Phase.ADMIT and may_release)):
         aborted = [r.request_id for r in table.live_requests() if r.abort_requested]
         require(not aborted, "I58", "aborted requests keep their rows: {}", aborted)
@@ -155,6 +166,13 @@ def _check_launched(controller: Controller, iteration: Iteration) -> None:
     require(iteration.consumed is not launched or iteration.mode == "legacy", "I26", "a forward consumed at launch")
     if controller.pending is not None:
         require(controller.pending is launched, "I25", "an older forward is pending beside the one launched")
+
+
+def _check_next(controller: Controller, border: Border) -> None:
+    """I25: before rows are sampled, they are all of those that run."""
+    is_next = border.side == "before" and border.phase in (Phase.SAMPLE, Phase.VERIFY)
+    if is_next and controller.pending is not None:
+        _check_sampled_rows(controller, border.iteration)
 
 
 def _check_sampled_rows(controller: Controller, iteration: Iteration) -> None:

@@ -53,9 +53,9 @@ def _check_drafts(engine: Engine, verified: Verified) -> None:
 
     What was drawn can be read here on the inline device only.
     """
-    table, first = engine.table, verified.first_row
-    drafts = engine.config.speculative_tokens
-    is_prefill = table.is_prefill[first : first + verified.num_rows].tolist()
+    first, drafts = verified.first_row, engine.config.speculative_tokens
+    reading = set(verified.pending.table_rows[verified.pending.dims.num_decode :].tolist())
+    is_prefill = [row in reading for row in range(first, first + verified.num_rows)]
     wanted = [0 if prompt else drafts for prompt in is_prefill]
     proposed = verified.num_drafts.tolist()
     require(proposed == wanted, "I41", "{} drafts verified, rows have {}", proposed, wanted)

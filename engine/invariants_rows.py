@@ -80,6 +80,7 @@ class LiveRows:
     block_count: list[int]
     block_ids: list[list[int]]
     num_accepted: list[int]
+    max_blocks: list[int]
     requests: list[Request | None]
 
     @staticmethod
@@ -100,6 +101,7 @@ class LiveRows:
             block_count=table.block_count[:live].tolist(),
             block_ids=table.block_ids[:live].tolist(),
             num_accepted=table.num_accepted[:live].tolist(),
+            max_blocks=table.max_blocks[:live].tolist(),
             requests=table.requests[:live],
         )
 
@@ -228,16 +230,29 @@ def check_row_lengths(engine: Engine, border: Border, standing: Standing, rows: 
 
 
 def _check_block_counts(engine: Engine, border: Border, standing: Standing, rows: LiveRows) -> None:
-    """I6: blocks for what is cached; with drafting also for rejected drafts, and for as many again behind them."""
+    """I6: blocks for what is cached; with drafting also for rejected drafts, and for as many again behind them.
+
+    Where lengths may be bounds, blocks may have been taken for the drafts of two forwards that were rejected since.
+    """
     block_size, drafts = engine.config.block_size, engine.config.speculative_tokens
-    launched = _in_flight(engine.controller, border, standing)
+    launched = {row for row, _ in _in_flight(engine.controller, border, standing)}
     for row, kv_len in enumerate(rows.kv_len):
+        if engine.config.counts_lengths and not rows.is_prefill[row]:
+            _check_bounded_blocks(engine, rows, row)
+            continue
         written = rows.chunk_end[row] if rows.is_prefill[row] else kv_len
         is_kept = row in launched or (row in standing.unresolved and not standing.is_rewound)
         if not (rows.is_prefill[row] or is_kept) and kv_len > rows.prompt_len[row]:
             written += drafts - rows.num_accepted[row]
         needed, held = -(-(written + drafts) // block_size), rows.block_count[row]
         require(held == needed, "I6", "row {}: {} blocks for {} tokens", row, held, kv_len)
+
+
+def _check_bounded_blocks(engine: Engine, rows: LiveRows, row: int) -> None:
+    drafts, kv_len, held = engine.config.speculative_tokens, rows.kv_len[row], rows.block_count[row]
+    reach = kv_len + drafts, kv_len + 3 * drafts
+    least, most = (min(-(-tokens // engine.config.block_size), rows.max_blocks[row]) for tokens in reach)
+    require(least <= held <= most, "I6", "row {}: {} blocks for at most {} tokens", row, held, kv_len)
 
 
 def _goes_on(controller: Controller, key: int, border: Border, standing: Standing) -> bool:
@@ -252,22 +267,26 @@ def _tokens_ahead(controller: Controller, border: Border, standing: Standing) ->
 
     Of a row that reads its prompt only whether there are any means something.
     """
-    width = controller.resolved.config.decode_width
     ahead = [0] * controller.table.num_live
-    for row in _in_flight(controller, border, standing):
-        ahead[row] += width
+    for row, count in _in_flight(controller, border, standing):
+        ahead[row] += count
     for row, count in standing.unresolved.items():
         if row < len(ahead):
             ahead[row] += count
     return ahead
 
 
-def _in_flight(controller: Controller, border: Border, standing: Standing) -> list[int]:
-    """Table rows of the pending forward and of the prepared one, a row of both twice."""
-    sources = [controller.pending.table_rows.tolist()] if controller.pending is not None else []
-    if standing.is_staged and border.iteration.plan is not None:
-        sources.append(border.iteration.plan.table_rows.tolist())
-    return [row for source in sources for row in source if 0 <= row < controller.table.num_live]
+def _in_flight(controller: Controller, border: Border, standing: Standing) -> list[tuple[int, int]]:
+    """Table rows of the pending forward and of the prepared one, a row of both twice, and the tokens drawn for each.
+
+    That is one, and for a row that decodes one a draft besides.
+    """
+    pending, plan, width = controller.pending, border.iteration.plan, controller.resolved.config.decode_width
+    sources = [(pending.table_rows, pending.dims.num_decode)] if pending is not None else []
+    if standing.is_staged and plan is not None:
+        sources.append((plan.table_rows, plan.dims.num_decode))
+    places = [(row, width if i < decode else 1) for rows, decode in sources for i, row in enumerate(rows.tolist())]
+    return [(row, count) for row, count in places if 0 <= row < controller.table.num_live]
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------

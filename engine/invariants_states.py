@@ -5,12 +5,13 @@ Slots of rows and snapshots on the host; on oracle models also what lies in slot
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from engine.invariants_device import drawn_tokens, require
-from engine.models.oracle import _MIX_PLACE, _MIX_POSITION, _MIX_TOKEN, OracleModel, _mix, _tally, rolling_hash
+from engine.models.oracle import _MIX_PLACE, _MIX_POSITION, _MIX_TOKEN, OracleModel, _mix, rolling_hash
 from engine.phases import Phase
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ def check_states(engine: Engine, border: Border) -> None:
     Raises:
         InvariantError: naming the invariant and what was found.
     """
+    if border.side == "before" and border.phase is not border.iteration.order.phases[0]:
+        return  # nothing has run since the border behind the phase before
     if engine.table.slots is not None:
         check_slots(engine)
         check_snapshots(engine)
@@ -38,13 +41,35 @@ def check_states(engine: Engine, border: Border) -> None:
     model = engine.loaded.model
     if engine.device.kind != "inline" or not isinstance(model, OracleModel) or not engine.runner.cache_tensors:
         return
+    check_accepted(engine, border)
     told = tokens_told(engine, border)
     if model.is_recurrent:
         hashes: list[int] = engine.runner.cache_tensors[1][:, 0].tolist()
-        check_advanced(engine, told, hashes)
+        if engine.resolved.config.replays_states:
+            check_replayed(engine, told, hashes)
+        else:
+            check_advanced(engine, told, hashes)
         check_kept(engine, hashes)
     if engine.config.speculative_tokens and border.side == "after" and border.phase in _SETTLING:
         check_remembered(engine, told)
+
+
+def check_accepted(engine: Engine, border: Border) -> None:
+    """I24: the device knows of each row how many drafts were accepted last, and the host the same once it has rewound.
+
+    Not between verify and rewind, nor while rows are staged that the device has not been told of.
+    """
+    accepted, table, iteration = engine.runner.columns.accepted, engine.table, border.iteration
+    phases = iteration.order.phases
+    done = phases[: phases.index(border.phase) + (border.side == "after")]
+    is_ahead = iteration.verified is not None and Phase.REWIND not in done
+    is_staged = iteration.plan is not None and Phase.FORWARD not in done
+    if accepted is None or is_ahead or is_staged:
+        return
+    counts = accepted[: table.num_live].tolist()
+    for row, (count, known) in enumerate(zip(counts, table.num_accepted[: table.num_live].tolist(), strict=True)):
+        if table.kv_len[row]:  # else it is placed, and its forward not launched
+            require(max(count, 0) == known, "I24", "row {}: {} accepted drafts on the device, {}", row, count, known)
 
 
 def tokens_told(engine: Engine, border: Border) -> dict[int, list[int]]:
@@ -61,17 +86,21 @@ def tokens_told(engine: Engine, border: Border) -> dict[int, list[int]]:
     drawn = drawn_tokens(iteration) if is_drawn and Phase.RESOLVE not in done else {}
     if iteration.verified is not None and Phase.REWIND not in done and Phase.VERIFY in done:
         return {}
-    pending = engine.controller.pending
-    reading = set() if pending is None else set(pending.table_rows.tolist())
-    told = {}
+    reading, told = _rows_reading_drafts(engine), {}
     for row, request in enumerate(table.requests[: table.num_live]):
         assert request is not None
         count, tokens = int(table.kv_len[row]), [*request.prompt_ids, *request.output_ids, *drawn.get(row, ())]
-        if drafts is not None and row in reading and not table.is_prefill[row]:
+        if drafts is not None and row in reading:
             tokens += drafts[row].tolist()
         if 0 < count <= len(tokens):  # else placed and not launched, or its newest tokens are on the device alone
             told[row] = tokens[:count]
     return told
+
+
+def _rows_reading_drafts(engine: Engine) -> set[int]:
+    """Of the pending forward those that decode in it; prompts that it reads may count as decoding from prepare on."""
+    pending = engine.controller.pending
+    return set() if pending is None else set(pending.table_rows[: pending.dims.num_decode].tolist())
 
 
 def check_slots(engine: Engine) -> None:
@@ -108,18 +137,34 @@ def check_advanced(engine: Engine, told: dict[int, list[int]], hashes: list[int]
 
     With drafting there is one behind its newest token and one behind each draft, until it is known which are accepted.
     """
-    table, width = engine.table, engine.config.decode_width
-    pending = engine.controller.pending
-    reading = set() if pending is None else set(pending.table_rows.tolist())
+    table, width, reading = engine.table, engine.config.decode_width, _rows_reading_drafts(engine)
     for row, tokens in told.items():
         own = int(table.state_slot[row]) * width
-        if row in reading and not table.is_prefill[row]:
+        if row in reading:
             wanted = {own + i: tokens[: len(tokens) - width + 1 + i] for i in range(width)}
         else:
             wanted = {own + int(table.num_accepted[row]): tokens}
         for slot, read in wanted.items():
             is_right = hashes[slot] == rolling_hash(read)
             require(is_right, "I22", "row {}: its state is not the one behind its {} tokens", row, len(read))
+
+
+def check_replayed(engine: Engine, told: dict[int, list[int]], hashes: list[int]) -> None:
+    """I22 where accepted tokens are replayed: a row's state, and what its slot keeps, are its tokens, each once.
+
+    Behind a prompt the state is the one behind all of them. Else it is the one before the tokens of the last forward,
+    of which those are kept that stand: while it runs all of them, and then as many as the device has accepted.
+    """
+    table, width, columns = engine.table, engine.config.decode_width, engine.runner.columns
+    reading = _rows_reading_drafts(engine)
+    assert columns.accepted is not None
+    accepted, kept = columns.accepted.tolist(), engine.runner.cache_tensors[2].tolist()
+    for row, tokens in told.items():
+        slot, count = int(table.state_slot[row]), width if row in reading else accepted[row] + 1
+        before, behind = tokens[: len(tokens) - count], tokens[len(tokens) - count :]
+        is_right = hashes[slot] == rolling_hash(before)
+        require(is_right, "I22", "row {}: its state is not the one before the {} tokens it replays", row, count)
+        require(kept[slot][:count] == behind, "I22", "row {}: it keeps {} to replay, not {}", row, kept[slot], behind)
 
 
 def check_remembered(engine: Engine, told: dict[int, list[int]]) -> None:
@@ -149,10 +194,11 @@ def check_remembered(engine: Engine, told: dict[int, list[int]]) -> None:
 
 def _hidden_states(tokens: list[int]) -> list[list[int]]:
     """What the oracle's hidden states must be behind each of ``tokens``: hash, nothing astray, tally."""
-    token_T, place_T = torch.tensor(tokens), torch.arange(len(tokens))
-    entry_T = _mix(_mix(token_T * _MIX_TOKEN + place_T * _MIX_POSITION + 1) + place_T * _MIX_PLACE)
-    zero_T = torch.zeros_like(token_T)
-    made: list[list[int]] = torch.stack([entry_T.cumsum(0), zero_T, _tally(token_T).cumsum(0)], dim=1).tolist()
+    mixed: Any = _mix  # of numpy's arrays too, which cost less where they are as short
+    token_T, place_T = np.array(tokens, dtype=np.int64), np.arange(len(tokens), dtype=np.int64)
+    entry_T = mixed(mixed(token_T * _MIX_TOKEN + place_T * _MIX_POSITION + 1) + place_T * _MIX_PLACE)
+    tally_T = mixed(token_T * _MIX_TOKEN + 5)
+    made: list[list[int]] = np.stack([entry_T.cumsum(), np.zeros_like(token_T), tally_T.cumsum()], axis=1).tolist()
     return made
 
 

@@ -47,8 +47,8 @@ class DecodeBatch:
         found = self.layouts.get(shape)
         if found is None:
             places = np.arange(self.table_rows.size)
-            ones = np.ones(self.table_rows.size, dtype=np.int64)
-            found = self.layouts[shape] = Layout(self.table_rows, places, ones, shape)
+            query_len = np.full(self.table_rows.size, shape.decode_width, dtype=np.int64)
+            found = self.layouts[shape] = Layout(self.table_rows, places, query_len, shape)
         return found
 
 

@@ -46,7 +46,7 @@ from engine.table import RequestTable
 Weights = Iterable[tuple[str, Tensor]]
 WeightSource = str | Path | Weights
 """A Hugging Face folder, a ``.gguf`` file, or (checkpoint name, tensor) pairs."""
-_COLUMNS = ("block_table", "ints", "floats", "drafts", "length", *WIDE_COLUMNS)
+_COLUMNS = ("block_table", "ints", "floats", "drafts", "length", "accepted", *WIDE_COLUMNS)
 
 
 class EngineState(Enum):
@@ -142,8 +142,7 @@ class Lifecycle:
         device, saved = runner.device, None
         before_bytes = device.used_bytes()
         if mode == "offload":
-            width = runner.decode_width
-            slots = slots_in_use(self._controller.table, self._cache, width)
+            slots = slots_in_use(self._controller.table, self._cache, runner.states_per_row)
             saved = HostCopy(runner, blocks_in_use(self._pool), self._controller.pending, slots)
         elif mode == "recompute":
             device.synchronize()

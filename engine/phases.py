@@ -36,7 +36,18 @@ class Order(Enum):
     MTP_LEGACY = (Phase.ADMIT, Phase.PREPARE, Phase.FORWARD, *VERIFICATION, Phase.RESOLVE, Phase.EMIT)
     MTP_NO_OVERLAP = (*VERIFICATION, Phase.RESOLVE, Phase.ADMIT, Phase.PREPARE, Phase.FORWARD, Phase.EMIT)
     MTP_OVERLAP = (*VERIFICATION, Phase.PREPARE, Phase.FORWARD, Phase.RESOLVE, Phase.EMIT)
+    MTP_OVERLAP_ADMIT = (*VERIFICATION, Phase.ADMIT, Phase.PREPARE, Phase.FORWARD, Phase.RESOLVE, Phase.EMIT)
     MTP_DRAIN = (*VERIFICATION, Phase.RESOLVE, Phase.EMIT)
+    # Unless the device counts lengths: then nothing is waited for before the next forward, and rewind comes behind it.
+    MTP_OVERLAP_LATE = (
+        Phase.PREPARE,
+        Phase.VERIFY,
+        Phase.DRAFT,
+        Phase.FORWARD,
+        Phase.REWIND,
+        Phase.RESOLVE,
+        Phase.EMIT,
+    )
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -47,7 +58,13 @@ class Order(Enum):
     @property
     def is_overlap(self) -> bool:
         """Whether the next forward is enqueued before the pending one's tokens are known."""
-        return self in (Order.OVERLAP, Order.OVERLAP_ADMIT, Order.MTP_OVERLAP)
+        return self in (
+            Order.OVERLAP,
+            Order.OVERLAP_ADMIT,
+            Order.MTP_OVERLAP,
+            Order.MTP_OVERLAP_ADMIT,
+            Order.MTP_OVERLAP_LATE,
+        )
 
     @property
     def with_drafting(self) -> Order:
@@ -57,6 +74,8 @@ class Order(Enum):
     @property
     def without_drafting(self) -> Order:
         """The order that it takes the place of."""
+        if self is Order.MTP_OVERLAP_LATE:
+            return Order.OVERLAP
         return next((plain for plain, drafting in _WITH_DRAFTING.items() if drafting is self), self)
 
     @property
@@ -69,6 +88,7 @@ _WITH_DRAFTING = {
     Order.LEGACY: Order.MTP_LEGACY,
     Order.NO_OVERLAP: Order.MTP_NO_OVERLAP,
     Order.OVERLAP: Order.MTP_OVERLAP,
+    Order.OVERLAP_ADMIT: Order.MTP_OVERLAP_ADMIT,
     Order.DRAIN: Order.MTP_DRAIN,
 }
 
@@ -78,6 +98,7 @@ class Reason(Enum):
 
     LEGACY_MODE = "legacy mode"
     STEADY_DECODE = "decode rows only, nothing to admit"
+    COUNTS_LATER = "decode rows only, and how many drafts were accepted is waited for beside the next forward"
     ADMITS_BESIDE = "prompts enter the next forward while the pending one runs"
     NO_PENDING_FORWARD = "no forward is pending"
     PREFILL_PENDING = "the pending forward holds prefill rows"

@@ -72,14 +72,16 @@ class Plan:
 def restage_decode(half: HostSlab, table: RequestTable, batch: DecodeBatch, layout: Layout) -> bool:
     """Advance a half that was staged for this very layout; False: stage it anew.
 
-    In steady decode only lengths and positions change, by the steps since this half was last used.
+    In steady decode only lengths and positions change, by the steps since this half was last used; with stored states
+    also the places that rows go on from, which :func:`stage_states` stages.
     """
     if half.layout is not layout:
         return False
-    count = batch.dims.num_decode
+    count, width = batch.dims.num_decode, layout.shape.decode_width
     kv_len = half.fields["kv_len"][:count]
     kv_len[:] = table.kv_len[batch.select]
-    np.subtract(kv_len, 1, out=half.fields["positions"][:count])
+    positions = half.fields["positions"][: count * width].reshape(count, width)
+    np.add(kv_len[:, None], np.arange(-width, 0), out=positions)
     return True
 
 
@@ -117,24 +119,32 @@ def stage_rows(half: HostSlab, table: RequestTable, layout: Layout, dummy_row: i
     f["logits_idx"][places.size : places.size + at.size - num_decode] = ends[num_decode:]
 
 
-def stage_states(half: HostSlab, table: RequestTable, layout: Layout, dummy_slot: int) -> None:
+def stage_states(
+    half: HostSlab,
+    table: RequestTable,
+    layout: Layout,
+    dummy_slot: int,
+    *,
+    states_per_row: int = 1,
+    counts_lengths: bool = False,
+) -> None:
     """Stage where each row's recurrent state comes from and goes to; padding rows use the dummy slot.
 
-    With drafting a row's slot is a group of ``decode_width``: its forward leaves the state behind its token i in the
-    i-th, so that taking back rejected drafts is going on from an earlier one. A prompt's goes to the first.
+    A row's slot may be a group of ``states_per_row``: a decode row's forward leaves the state behind its token i in the
+    i-th, so that taking back rejected drafts is going on from an earlier one. A prompt's goes to the first. Where the
+    device ``counts_lengths``, it adds the accepted drafts itself.
     """
-    f, n, rows, width = half.fields, layout.shape.num_rows, layout.table_rows, layout.shape.decode_width
+    f, n, rows, width = half.fields, layout.shape.num_rows, layout.table_rows, states_per_row
     own, snapshot, is_prefill = table.state_slot[rows] * width, table.state_from[rows], table.is_prefill[rows]
+    accepted = 0 if counts_lengths or width == 1 else table.num_accepted[rows]
     f["state_to"][:n] = f["state_from"][:n] = dummy_slot
     f["state_to"][layout.batch_rows] = own + np.where(is_prefill, 0, width - 1)
-    f["state_from"][layout.batch_rows] = np.where(
-        is_prefill & (snapshot >= 0), snapshot, own + table.num_accepted[rows]
-    )
+    f["state_from"][layout.batch_rows] = np.where(is_prefill & (snapshot >= 0), snapshot, own + accepted)
 
 
-def rejectable_states(table: RequestTable, layout: Layout) -> list[tuple[int, int, int]]:
+def rejectable_states(table: RequestTable, layout: Layout, states_per_row: int) -> list[tuple[int, int, int]]:
     """(batch row, tokens read, slot) behind each token of the decode rows but the last: a draft may be rejected."""
-    width, found = layout.shape.decode_width, []
+    width, found = states_per_row, []
     for row, place in zip(layout.table_rows.tolist(), layout.batch_rows.tolist(), strict=True):
         if not table.is_prefill[row]:
             own = int(table.state_slot[row]) * width

@@ -40,11 +40,23 @@ class OrderState:
     """The head of the queue could be admitted now."""
     overlap_admission: bool = False
     """Prompts may be read beside the pending forward."""
+    late_rewind: bool = False
+    """The device counts lengths, so that accepted counts need not be known before the next forward."""
+    num_lasting: int = 0
+    """With ``late_rewind``, of the continuing rows those that go on however many of their drafts are accepted."""
 
     @property
     def admits_beside(self) -> bool:
         """Whether an overlapping iteration would have prompts to read."""
         return self.overlap_admission and (self.chunk_in_progress or self.head_admissible)
+
+    @property
+    def rewinds_late(self) -> bool:
+        """Whether an overlapping iteration would wait for accepted counts only behind its forward.
+
+        Not if every row might end within its drafts: the forward would then be for nothing.
+        """
+        return self.late_rewind and self.num_lasting > 0
 
 
 class OrderPolicy(Protocol):
@@ -113,6 +125,8 @@ def choose_order(state: OrderState, policy: OrderPolicy) -> tuple[Order, Reason]
     order, reason = _checked(policy.choose(state))
     if order is Order.OVERLAP and state.admits_beside:
         return Order.OVERLAP_ADMIT, Reason.ADMITS_BESIDE
+    if order is Order.OVERLAP and state.rewinds_late:
+        return Order.MTP_OVERLAP_LATE, Reason.COUNTS_LATER
     return order, reason
 
 

@@ -47,7 +47,14 @@ from engine.sample_launcher import SampleLauncher
 from engine.sampling.base import Sampler
 from engine.speculative import Speculator, Verified
 from engine.staging import Field, HostSlab, Slab
-from engine.step_function import StepFunction, has_decode_inputs, has_slots, layer_states, make_caches
+from engine.step_function import (
+    StepFunction,
+    has_decode_inputs,
+    has_slots,
+    layer_states,
+    make_caches,
+    state_options,
+)
 from engine.table import Moves, RequestTable, Rows
 from tracing.nvtx_ranges import CATEGORY_OF_DETAIL
 from tracing.recorder import Recorder
@@ -83,7 +90,12 @@ class Runner:
         self.block_size = config.block_size
         self.num_drafts = config.speculative_tokens
         self.decode_width = config.decode_width
-        self._layer_states = layout = layer_states(model, self.num_drafts)
+        self.counts_lengths = config.counts_lengths
+        """Whether forwards read the lengths of decode rows from the columns of the device."""
+        self.state_options = state_options(config)
+        self.states_per_row = config.states_per_row
+        """States that a row's slot holds, where the model has slots."""
+        self._layer_states = layout = layer_states(model, self.num_drafts, self.state_options)
         self._has_slots = has_slots(layout)
         self._is_paged = tuple(isinstance(state, PagedState) for state in layout for _ in state.shapes)
         self.caches = self._make_caches()
@@ -148,7 +160,7 @@ class Runner:
             strict=self._has_slots or self.num_drafts > 0,
             snapshots_per_row=SNAPSHOTS_PER_ROW if self.resolved.num_snapshots else 0,
             decode_width=self.decode_width,
-            keeps_states=self._has_slots,
+            states_per_row=self.states_per_row if self._has_slots else 1,
         )
 
     def _launch(
@@ -181,7 +193,7 @@ class Runner:
         ``kv_len`` of the rows must already count this forward's tokens. Blocks only if the staging half's last
         copy is still queued, which two halves prevent in a healthy run.
         """
-        decode = None if new or self.num_drafts else self._decode_batch(table, table_rows)
+        decode = None if new else self._decode_batch(table, table_rows)
         if decode is not None:
             return self._plan_decode(table, decode, new_blocks)
         return self._plan_mixed(table, table_rows, new, new_blocks, snapshots)
@@ -193,7 +205,8 @@ class Runner:
             return known
         if table.is_prefill[table_rows].any():
             return None
-        dims = BatchDimensions(num_tokens=table_rows.size, num_prefill=0, num_decode=table_rows.size)
+        num_tokens = table_rows.size * self.decode_width
+        dims = BatchDimensions(num_tokens=num_tokens, num_prefill=0, num_decode=table_rows.size)
         graph, miss_reason = self.graphs.match(dims)
         self._known = DecodeBatch(
             version=table.version,
@@ -210,12 +223,17 @@ class Runner:
     def _plan_decode(self, table: RequestTable, batch: DecodeBatch, new_blocks: NewBlocks) -> Plan:
         needs_width = batch.graph is None or self.graphs.buckets_kv
         kv_blocks = int(table.block_count[batch.select].max()) if needs_width else 0
-        shape = self._shape(batch.dims, batch.graph, 0, kv_blocks)
+        kept = batch.dims.num_decode * (self.states_per_row - 1) if self._has_slots else 0
+        shape = self._shape(batch.dims, batch.graph, 0, kv_blocks, kept)
         layout = batch.layout(shape)
         half = self.step_slab.acquire()
         if not restage_decode(half, table, batch, layout):
             self._stage(half, table, layout)
+            if shape.num_snapshots:
+                self._stage_snapshots(half, table, layout, ())
             half.layout = layout
+        elif self._has_slots and self.num_drafts and not self.counts_lengths:
+            self._stage_states(half, table, layout)
         if self.enters_blocks and batch.graph is not None:
             stage_row_blocks(half, batch, shape, new_blocks)
             new_blocks = NO_NEW_BLOCKS
@@ -238,7 +256,23 @@ class Runner:
         stage_rows(half, table, layout, self.columns.dummy_row)
         stage_tokens(half, table, layout, self.columns.dummy_row)
         if self._has_slots:
-            stage_states(half, table, layout, self.resolved.dummy_slot)
+            self._stage_states(half, table, layout)
+
+    def _stage_states(self, half: HostSlab, table: RequestTable, layout: Layout) -> None:
+        stage_states(
+            half,
+            table,
+            layout,
+            self.resolved.dummy_slot,
+            states_per_row=self.states_per_row,
+            counts_lengths=self.counts_lengths,
+        )
+
+    def _stage_snapshots(
+        self, half: HostSlab, table: RequestTable, layout: Layout, snapshots: Sequence[StagedSnapshot]
+    ) -> None:
+        rejectable = rejectable_states(table, layout, self.states_per_row)
+        stage_snapshots(half, layout, snapshots, self.resolved.dummy_slot, rejectable)
 
     def _plan_mixed(
         self,
@@ -260,14 +294,13 @@ class Runner:
         if graph is None and not prompt_rows and is_gated(self.resolved.config, self.graphs.sizes):
             miss_reason = CONTINUING_CHUNK if num_prefill > len(new) else COMES_BACK
         longest = int(query_len[dims.num_decode :].max()) if num_prefill else 0
-        kept = len(snapshots) + (dims.num_decode * self.num_drafts if self._has_slots else 0)
+        kept = len(snapshots) + (dims.num_decode * (self.states_per_row - 1) if self._has_slots else 0)
         shape = self._shape(dims, graph, longest, int(table.block_count[table_rows].max()), kept)
         layout = Layout(table_rows, batch_rows_of(dims, shape), query_len, shape)
         half = self.step_slab.acquire()
         self._stage(half, table, layout)
         if shape.num_snapshots:
-            rejectable = rejectable_states(table, layout)
-            stage_snapshots(half, layout, snapshots, self.resolved.dummy_slot, rejectable)
+            self._stage_snapshots(half, table, layout, snapshots)
         stage_new(half, new, new_blocks)
         extra_idx, extra_targets = stage_prompt_rows(half, layout, prompt_rows)
         return Plan(
@@ -370,7 +403,7 @@ class Runner:
             self.columns.add_blocks(*entries, plan.new_blocks)
 
     def _eager_work(self, plan: Plan, logits: Logits) -> Callable[[], None]:
-        step = StepFunction(self.model, self.block_size, plan.shape, plan.prefill_plan, self.num_drafts)
+        step = self._step_function(plan.shape, plan.prefill_plan)
         inputs = self._step_inputs(plan.shape)
         extra = plan.extra_idx
 
@@ -384,6 +417,17 @@ class Runner:
             logits.rows, logits.prompt = out[:rows], out[rows:]
 
         return work
+
+    def _step_function(self, shape: BatchShape, prefill_plan: PrefillPlan | None) -> StepFunction:
+        return StepFunction(
+            self.model,
+            self.block_size,
+            shape,
+            prefill_plan,
+            self.num_drafts,
+            counts_lengths=self.counts_lengths,
+            states=self.state_options,
+        )
 
     def _replay_work(self, plan: Plan, logits: Logits) -> Callable[[], None]:
         replay = self.graphs.replay(plan.shape)
@@ -408,10 +452,16 @@ class Runner:
             f["row_block"][:n],
             self.columns.last_token,
             self.columns.block_table,
-            *([] if self.columns.drafts is None else [self.columns.drafts]),
+            *self._draft_inputs(),
             *self._state_inputs(shape),
             *self._flat_caches,
         )
+
+    def _draft_inputs(self) -> tuple[Tensor, ...]:
+        columns = self.columns
+        if columns.drafts is None or columns.length is None or columns.accepted is None:
+            return ()
+        return columns.drafts, columns.length, columns.accepted
 
     def _state_inputs(self, shape: BatchShape) -> tuple[Tensor, ...]:
         if not self._has_slots:
@@ -443,7 +493,7 @@ class Runner:
             half.copied = self.device.compute.record()
             half.copied.wait()
             prefill_plan = self._plan_prefill(shape, half, dummies, is_captured=True)
-            step = StepFunction(self.model, self.block_size, shape, prefill_plan, self.num_drafts)
+            step = self._step_function(shape, prefill_plan)
             try:
                 replay = self.device.capture(step, self._step_inputs(shape), traced)
             except RuntimeError as error:

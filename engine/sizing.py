@@ -11,10 +11,10 @@ from engine.config import EngineConfig, ResolvedConfig
 from engine.device import Device
 from engine.errors import ConfigError
 from engine.graphs import graph_sizes
-from engine.models.base import DraftingModel, LayerState, Model
+from engine.models.base import DraftingModel, LayerState, Model, SlotState
 from engine.models.loader import LoadedModel
 from engine.sampling import sampler_name
-from engine.step_function import bytes_per_slot, bytes_per_token, layer_states
+from engine.step_function import bytes_per_slot, bytes_per_token, has_slots, layer_states, state_options
 
 
 def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) -> ResolvedConfig:
@@ -25,7 +25,8 @@ def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) ->
     """
     model = loaded.model
     _check_drafts(config, loaded)
-    layout = layer_states(model, config.speculative_tokens)
+    config = _with_rewind(config, model)
+    layout = layer_states(model, config.speculative_tokens, state_options(config))
     dtype = _dtype(config, loaded, device)
     longest = model.max_position if config.chunked_prefill else min(model.max_position, config.max_batch_tokens)
     limit = config.max_sequence_length or longest
@@ -51,6 +52,8 @@ def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) ->
         sampling_backend=sampler_name(config.sampling_backend, device.torch_device.type),
         attention_backend=backend_name(config.attention_backend, device.torch_device.type, getattr(torch, dtype)),
         model=loaded.name,
+        state_rewind=_state_rewind(config, layout),
+        state_dtype=_state_dtype(layout),
     )
 
 
@@ -65,6 +68,18 @@ def _with_graphs(config: EngineConfig, device: Device) -> EngineConfig:
     width = config.decode_width
     rows = tuple(row * width for row in graph_sizes(config.max_requests, -1, "linear"))
     return config.replace(graphs=rows, graph_non_decode=False)
+
+
+def _with_rewind(config: EngineConfig, model: Model) -> EngineConfig:
+    """``state_rewind="auto"`` settled: replay, where the model's backend can; it moves and takes less memory."""
+    if config.state_rewind != "auto" or not config.speculative_tokens or not has_slots(model.cache_layout()):
+        return config
+    replayed = config.replace(state_rewind="replayed")
+    try:
+        layer_states(model, 0, state_options(replayed))
+    except ConfigError:
+        return config.replace(state_rewind="stored")
+    return replayed
 
 
 def _dtype(config: EngineConfig, loaded: LoadedModel, device: Device) -> str:
@@ -123,6 +138,26 @@ def _num_snapshots(config: EngineConfig, layout: Sequence[LayerState]) -> int:
     return affordable
 
 
+def _state_rewind(config: EngineConfig, layout: Sequence[LayerState]) -> str:
+    if not config.speculative_tokens or not has_slots(layout):
+        return config.state_rewind
+    return "replayed" if config.replays_states else "stored"
+
+
+def _state_dtype(layout: Sequence[LayerState]) -> str:
+    """Of the largest tensor of a slot: what sums up over a sequence."""
+    parts = [
+        part
+        for state in layout
+        if isinstance(state, SlotState)
+        for part in zip(state.shapes, state.dtypes, strict=True)
+    ]
+    if not parts:
+        return ""
+    _, dtype = max(parts, key=lambda part: torch.Size(part[0]).numel())
+    return str(dtype).removeprefix("torch.")
+
+
 def _unasked_bytes(device: Device) -> int:
     """What a pool may take that nobody gave a size: the CPU's memory is others' too, a GPU's is there to be used."""
     return (device.memory_bytes() - device.used_bytes()) // 2 if device.kind == "cuda" else 1 << 30
@@ -132,7 +167,7 @@ def _checked_blocks(
     num_blocks: int, num_snapshots: int, config: EngineConfig, layout: Sequence[LayerState], device: Device
 ) -> int:
     """``num_blocks`` if a machine like this could hold them at all; what else is in its memory is not looked at."""
-    num_slots = config.max_requests * config.decode_width + num_snapshots + 1
+    num_slots = config.max_requests * config.states_per_row + num_snapshots + 1
     sizes = (num_blocks + 1) * config.block_size * bytes_per_token(layout), num_slots * bytes_per_slot(layout)
     if sum(sizes) > device.memory_bytes():
         states = f" and {num_slots} state slots {sizes[1] / 2**30:,.1f} GiB" if sizes[1] else ""

@@ -228,6 +228,7 @@ class Speculator:
             return
         assert columns.drafts is not None
         assert columns.length is not None
+        assert columns.accepted is not None
         fields = self.index_slab.device_fields
         index_nW, drafts_n = fields["logits_row"][:count], fields["num_drafts"][:count]
         ints = columns.ints[first:end]
@@ -246,6 +247,7 @@ class Speculator:
                 accepted += is_alive
         buffers.accepted[0][:count] = accepted
         columns.length[first:end] += accepted + 1
+        columns.accepted[first:end] = torch.where(drafts_n > 0, accepted, -1)
         sample_prompts(pending, values)
 
     def _verify_plain(self, count: int, logits: Tensor, needs: SamplingNeeds, buffers: VerifyBuffers) -> None:

@@ -10,9 +10,20 @@ import torch
 from torch import Tensor
 
 from engine.batch import BatchShape, ForwardBatch, PrefillPlan, Snapshots
+from engine.config import EngineConfig
 from engine.device import Device
 from engine.errors import ConfigError
-from engine.models.base import DraftingModel, LayerCache, LayerState, Model, PagedState, SlotState
+from engine.models.base import (
+    PLAIN_STATES,
+    DraftingModel,
+    LayerCache,
+    LayerState,
+    Model,
+    PagedState,
+    RecurrentModel,
+    SlotState,
+    StateOptions,
+)
 
 FROM_SAMPLE = -1
 """In ``token_ids``: take the row's newest sampled token, which is on the device only."""
@@ -20,14 +31,20 @@ FROM_DRAFT = -2
 """In ``token_ids``: take the row's first draft, which is on the device only; one less is the second, and so on."""
 NO_BLOCK = -1
 """In ``row_block``: the row takes no new block in this step."""
-NUM_PLAIN_INPUTS, NUM_STATE_INPUTS = 12, 5
-"""Tensors that :meth:`Runner._step_inputs` gives before the caches: always, and more where a model has state slots."""
+NUM_PLAIN_INPUTS, NUM_DRAFT_INPUTS, NUM_STATE_INPUTS = 12, 3, 5
+"""Tensors that :meth:`Runner._step_inputs` gives before the caches: always, with drafts the columns ``drafts``,
+``length`` and ``accepted``, and where a model has state slots."""
 
 
 @cache
 def has_decode_inputs() -> bool:
     """Whether the kernel that makes a decode forward's inputs at once can be had."""
     return find_spec("triton") is not None
+
+
+def is_fusable(tensor: Tensor) -> bool:
+    """Whether the inputs of a forward over decode rows alone are made by one kernel where ``tensor`` lies."""
+    return tensor.is_cuda and has_decode_inputs()
 
 
 class StepFunction:
@@ -40,17 +57,35 @@ class StepFunction:
         shape: BatchShape,
         prefill_plan: PrefillPlan | None = None,
         num_drafts: int = 0,
+        *,
+        counts_lengths: bool = False,
+        states: StateOptions = PLAIN_STATES,
     ) -> None:
+        """See the class.
+
+        Args:
+            model: Runs it.
+            block_size: Tokens of a block.
+            shape: What it may branch on.
+            prefill_plan: As in :class:`ForwardBatch`.
+            num_drafts: Draft heads in use.
+            counts_lengths: Where decode rows stand, and which state they go on from, is read from the columns of the
+                device; what is staged of it is what the host knows, which may be a bound.
+            states: How recurrent states are kept.
+        """
         self._model = model
         self._num_drafts = num_drafts
+        self._counts_lengths = counts_lengths
         self._block_size = block_size
         self._shape = shape
         self._prefill_plan = prefill_plan
-        self.key = (block_size, shape, num_drafts)
+        self.key = (block_size, shape, num_drafts, counts_lengths, states)
         """Tells one traced forward of a model from another, next to its inputs' shapes."""
-        layout = layer_states(model, num_drafts)
+        layout = layer_states(model, num_drafts, states)
+        self._replays = states.replay_width > 0 and has_slots(layout)
+        self._model_shape = shape.for_model(replays=self._replays)
         self._tensors_a_layer = [len(state.shapes) for state in layout]
-        self._num_plain = NUM_PLAIN_INPUTS + (num_drafts > 0)
+        self._num_plain = NUM_PLAIN_INPUTS + (NUM_DRAFT_INPUTS if num_drafts else 0)
         self._num_inputs = self._num_plain + (NUM_STATE_INPUTS if has_slots(layout) else 0)
         self._marks_padding: bool = getattr(model, "wants_real_tokens", False)
 
@@ -58,39 +93,116 @@ class StepFunction:
         """Logits, [L, V]; ``inputs`` as :meth:`Runner._step_inputs` gives them."""
         plain, states = inputs[:NUM_PLAIN_INPUTS], inputs[self._num_plain : self._num_inputs]
         caches = _grouped(inputs[self._num_inputs :], self._tensors_a_layer)
-        is_decode = not self._shape.num_prefill and not self._num_drafts
-        fused = is_decode and plain[0].is_cuda and has_decode_inputs()
+        fused = not self._shape.num_prefill and is_fusable(plain[0])
+        before_T = None
         if self._num_drafts:
-            plain = (_with_drafts(plain[0], plain[2], inputs[NUM_PLAIN_INPUTS]), *plain[1:])
-        batch = self._fused_batch(*plain) if fused else self._batch(*plain)
+            columns = inputs[NUM_PLAIN_INPUTS : self._num_plain]
+            make = self._fused_drafting_batch if fused else self._drafting_batch
+            batch, states, before_T = make(plain, columns, states)
+        else:
+            batch = self._fused_batch(*plain) if fused else self._batch(*plain)
         if self._marks_padding:
             token_row, block_table = plain[2], plain[11]
             batch = batch._replace(is_real_T=token_row != block_table.shape[0] - 1)
         batch = self._with_states(batch, states)
-        if not self._num_drafts:
+        if self._replays:
+            batch = batch._replace(replayed_V=replayed_counts(columns[2], plain[4][: self._shape.num_decode]))
+        if before_T is None:
             return self._model(batch, caches)
         own = len(caches) - 2 * self._num_drafts
-        return self._with_heads(batch, caches[:own], caches[own:], plain[2], plain[11])
+        return self._with_heads(batch, caches[:own], caches[own:], before_T)
 
     def _with_heads(
         self,
         batch: ForwardBatch,
         caches: Sequence[LayerCache],
         head_caches: Sequence[LayerCache],
-        token_row: Tensor,
-        block_table: Tensor,
+        before_T: Tensor,
     ) -> Tensor:
-        """The forward, and behind it the draft heads over the same tokens, so that they remember them."""
+        """The forward, and behind it the draft heads over the same tokens, so that they remember them.
+
+        ``before_T`` is where the hidden states that each of them goes on from lie.
+        """
         model = self._model
         assert isinstance(model, DraftingModel)
         logits, hidden_TE = model.forward_hidden(batch, caches)
-        before_T = slots_before(batch.positions_T, token_row, block_table, self._block_size)
         for head in range(self._num_drafts):
             (states,), cache = head_caches[2 * head : 2 * head + 2]
             states = states.flatten(0, 1)
             states.index_copy_(0, batch.slots_T, hidden_TE.to(states.dtype))
             hidden_TE = model.draft(head, states.index_select(0, before_T), batch._replace(first_key=head + 1), cache)
         return logits
+
+    def _drafting_batch(
+        self, plain: tuple[Tensor, ...], columns: tuple[Tensor, ...], states: tuple[Tensor, ...]
+    ) -> tuple[ForwardBatch, tuple[Tensor, ...], Tensor]:
+        """The batch, ``states``, and where the entries of the positions before its tokens lie."""
+        drafts, length, accepted = columns
+        if self._counts_lengths:
+            plain = self._with_lengths(plain, length)
+            states = states if self._replays else self._with_accepted(states, plain[4], accepted)
+        batch = self._batch(_with_drafts(plain[0], plain[2], drafts), *plain[1:])
+        return batch, states, slots_before(batch.positions_T, plain[2], plain[11], self._block_size)
+
+    def _fused_drafting_batch(
+        self, plain: tuple[Tensor, ...], columns: tuple[Tensor, ...], states: tuple[Tensor, ...]
+    ) -> tuple[ForwardBatch, tuple[Tensor, ...], Tensor]:
+        """The same of decode rows alone by one kernel."""
+        from engine.kernels.triton_draft_inputs import draft_inputs
+
+        token_ids, _, _, batch_row, table_row, query_start, query_len, kv_len, logits_idx = plain[:9]
+        last_token, block_table = plain[10:]
+        drafts, length, accepted = columns
+        made = draft_inputs(
+            token_ids,
+            kv_len,
+            table_row,
+            last_token,
+            drafts,
+            length,
+            accepted,
+            block_table,
+            states[0] if states and not self._replays else None,
+            block_size=self._block_size,
+            num_kv_blocks=self._shape.num_kv_blocks,
+            counts_lengths=self._counts_lengths,
+        )
+        batch = ForwardBatch(
+            token_ids_T=made.token_ids,
+            positions_T=made.positions,
+            row_T=batch_row,
+            slots_T=made.slots,
+            block_table_NK=made.block_table,
+            query_start_N=query_start,
+            query_len_N=query_len,
+            kv_len_N=made.kv_len,
+            logits_idx_L=logits_idx,
+            shape=self._model_shape,
+        )
+        return batch, states if made.state_from is None else (made.state_from, *states[1:]), made.before
+
+    def _with_lengths(self, plain: tuple[Tensor, ...], length_R: Tensor) -> tuple[Tensor, ...]:
+        """``plain`` with positions and lengths of decode rows that follow ``length``; padding keeps what is staged."""
+        token_ids, positions, token_row, batch_row, table_row, query_start, query_len, kv_len, *rest = plain
+        own_T = length_R.index_select(0, token_row) + (FROM_DRAFT - token_ids)  # the newest token, then its drafts
+        positions = torch.where(token_ids <= FROM_SAMPLE, own_T, positions)
+        count = self._shape.num_decode
+        row_n, staged_n = table_row[:count], kv_len[:count]
+        own_n = length_R.index_select(0, row_n) + self._num_drafts
+        own_n = torch.where(row_n == length_R.shape[0] - 1, staged_n, own_n)
+        kv_len = torch.cat([own_n, kv_len[count:]]) if self._shape.num_prefill else own_n
+        return token_ids, positions, token_row, batch_row, table_row, query_start, query_len, kv_len, *rest
+
+    def _with_accepted(self, states: tuple[Tensor, ...], table_row: Tensor, accepted_R: Tensor) -> tuple[Tensor, ...]:
+        """``states`` of which decode rows go on from behind their last accepted draft; staged is where they lie."""
+        if not states:
+            return states
+        count = self._shape.num_decode
+        state_from_N = states[0]
+        own_n = state_from_N[:count] + accepted_R.index_select(0, table_row[:count]).clamp(min=0)
+        if self._shape.num_prefill:
+            own_n = torch.cat([own_n, state_from_N[count:]])
+        return own_n, *states[1:]
 
     def _with_states(self, batch: ForwardBatch, states: tuple[Tensor, ...]) -> ForwardBatch:
         if not states:
@@ -114,7 +226,7 @@ class StepFunction:
             query_len_N=query_len,
             kv_len_N=kv_len,
             logits_idx_L=logits_idx,
-            shape=self._shape.for_model(),
+            shape=self._model_shape,
             prefill_plan=self._prefill_plan,
         )
 
@@ -163,6 +275,14 @@ def _with_drafts(token_ids: Tensor, token_row: Tensor, drafts_RS: Tensor) -> Ten
     return torch.where(token_ids <= FROM_DRAFT, drafts_T, token_ids)
 
 
+def replayed_counts(accepted_R: Tensor, row_V: Tensor) -> Tensor:
+    """[V] tokens of its last forward that each row has to read once more: the newest one and the accepted drafts.
+
+    None behind a prompt and of nobody's rows, whose ``accepted`` is -1.
+    """
+    return accepted_R.index_select(0, row_V) + 1
+
+
 def slots_before(positions_T: Tensor, row_T: Tensor, block_table: Tensor, block_size: int) -> Tensor:
     """Where the entry of the position before each token lies; a first token has none, and gets its own.
 
@@ -177,9 +297,23 @@ def slots_before(positions_T: Tensor, row_T: Tensor, block_table: Tensor, block_
     return block_T * block_size + before_T % block_size
 
 
-def layer_states(model: Model, num_drafts: int) -> Sequence[LayerState]:
-    """What a forward keeps: the layers' own states; of each draft head in use the hidden states it takes, its own."""
-    layout = list(model.cache_layout())
+def state_options(config: EngineConfig) -> StateOptions:
+    """How recurrent states are kept."""
+    return StateOptions(
+        replay_width=config.decode_width if config.replays_states else 0,
+        dtype=None if config.mamba_state_dtype == "auto" else getattr(torch, config.mamba_state_dtype),
+    )
+
+
+def layer_states(model: Model, num_drafts: int, states: StateOptions = PLAIN_STATES) -> Sequence[LayerState]:
+    """What a forward keeps: the layers' own states; of each draft head in use the hidden states it takes, its own.
+
+    Raises:
+        ConfigError: the model cannot keep ``states`` so.
+    """
+    layout = list(model.state_layout(states) if isinstance(model, RecurrentModel) else model.cache_layout())
+    if states.replay_width and has_slots(layout) and not isinstance(model, RecurrentModel):
+        raise ConfigError("state_rewind='replayed' needs a model with state_layout; use 'stored'")
     if num_drafts:
         assert isinstance(model, DraftingModel)
         dtype = next((p.dtype for p in model.parameters()), torch.int64) if isinstance(model, torch.nn.Module) else None

@@ -4,7 +4,8 @@
                    may be partial: its prompt is read in chunks, and its sample means nothing until the last one.
                    R = max_requests, C = blocks a row
         key          [R]     int64   the request's unique key, its generation; -1 on free rows
-        kv_len       [R]     int32   tokens whose cache entries exist or are written by a launched forward
+        kv_len       [R]     int32   tokens whose cache entries exist or are written by a launched forward; with drafts
+                                     that are not verified yet all of them, rejected ones until rewind takes them back
         num_output   [R]     int32   output tokens whose values the host knows
         max_output   [R]     int32   output tokens after which the request ends by length
         prompt_len   [R]     int32   tokens its prefill reads: the prompt, after recovery also earlier output

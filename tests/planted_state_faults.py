@@ -14,6 +14,7 @@ import torch
 from engine import controller as controller_module
 from engine import draft_passes as passes_module
 from engine import runner as runner_module
+from engine import speculative as speculative_module
 from engine import step_function as step_module
 from engine import verification as verification_module
 from engine.cache.slots import SlotPool
@@ -21,6 +22,7 @@ from engine.cache.snapshots import SnapshotIndex
 from engine.columns import POSITION, DeviceColumns
 from engine.config import EngineConfig
 from engine.controller import Border
+from engine.models import oracle as oracle_module
 from engine.models.oracle import OracleModel
 from engine.phases import Phase
 from engine.prefix_cache import PrefixCache
@@ -136,10 +138,10 @@ def lengths_do_not_move_on_the_device(patch: Patch) -> None:
 
 
 def accepted_count_not_applied_to_the_state(patch: Patch) -> None:
-    def stage(real: Any, half: Any, table: RequestTable, layout: Any, dummy_slot: int) -> None:
+    def stage(real: Any, half: Any, table: RequestTable, *rest: Any, **options: Any) -> None:
         counts, table.num_accepted = table.num_accepted, np.zeros_like(table.num_accepted)
         try:
-            real(half, table, layout, dummy_slot)
+            real(half, table, *rest, **options)
         finally:
             table.num_accepted = counts
 
@@ -147,14 +149,81 @@ def accepted_count_not_applied_to_the_state(patch: Patch) -> None:
 
 
 def states_behind_drafts_not_kept(patch: Patch) -> None:
-    patch.setattr(runner_module, "rejectable_states", lambda table, layout: [])
+    patch.setattr(runner_module, "rejectable_states", lambda table, layout, states_per_row: [])
 
 
 def states_behind_drafts_in_one_place(patch: Patch) -> None:
-    def rejectable(real: Any, table: RequestTable, layout: Any) -> Any:
-        return [(row, after, slot - (after > 1)) for row, after, slot in real(table, layout)]
+    def rejectable(real: Any, *args: Any) -> Any:
+        return [(row, after, slot - (after > 1)) for row, after, slot in real(*args)]
 
     wrap(patch, runner_module, "rejectable_states", rejectable)
+
+
+# -- states that go back by replay -------------------------------------------------------------------------------------
+
+
+def a_token_too_many_replayed(patch: Patch) -> None:
+    wrap(patch, step_module, "replayed_counts", lambda real, *args: (real(*args) + 1).clamp(max=4))
+
+
+def a_draft_forgotten_in_replay(patch: Patch) -> None:
+    def counts(real: Any, *args: Any) -> Any:
+        count_V = real(*args)
+        return torch.where(count_V > 1, count_V - 1, count_V)
+
+    wrap(patch, step_module, "replayed_counts", counts)
+
+
+def a_token_replayed_behind_prompts(patch: Patch) -> None:
+    wrap(patch, step_module, "replayed_counts", lambda real, *args: real(*args).clamp(min=1))
+
+
+def nothing_replayed(patch: Patch) -> None:
+    wrap(patch, step_module, "replayed_counts", lambda real, *args: torch.zeros_like(real(*args)))
+
+
+def counts_of_rows_in_another_order(patch: Patch) -> None:
+    wrap(patch, step_module, "replayed_counts", lambda real, accepted_R, row_V: real(accepted_R, row_V.flip(0)))
+
+
+def inputs_overwritten_before_they_are_replayed(patch: Patch) -> None:
+    def replayed(real: Any, batch: Any, hash_V: Any, kept: Any) -> Any:
+        count = hash_V.shape[0]
+        own_VW = batch.token_ids_T[: batch.shape.num_stepping_tokens].view(count, -1)
+        kept.index_copy_(0, batch.state_to_N[:count], own_VW)
+        return real(batch, hash_V, kept)
+
+    wrap(patch, oracle_module, "_replayed", replayed)
+
+
+def accepted_counts_do_not_move(patch: Patch) -> None:
+    def columns(real: Any, self: DeviceColumns) -> Any:
+        return [column for column in real(self) if column is not self.accepted]
+
+    wrap(patch, DeviceColumns, "_all", columns)
+
+
+def accepted_counts_of_former_owners(patch: Patch) -> None:
+    def write(real: Any, self: DeviceColumns, *args: Any) -> None:
+        assert self.accepted is not None
+        counts = self.accepted.clone()
+        real(self, *args)
+        self.accepted.copy_(counts)
+
+    wrap(patch, DeviceColumns, "write_rows", write)
+    wrap(patch, passes_module, "verify_plain", _without_marking_prompts)
+    wrap(patch, speculative_module, "verify_plain", _without_marking_prompts)
+
+
+def _without_marking_prompts(real: Any, columns: DeviceColumns, rows_n: Any, *args: Any) -> None:
+    assert columns.accepted is not None
+    counts_n = columns.accepted.index_select(0, rows_n)
+    real(columns, rows_n, *args)
+    new_n = columns.accepted.index_select(0, rows_n)
+    columns.accepted.index_copy_(0, rows_n, torch.where(new_n < 0, counts_n, new_n))
+
+
+# -- slots -------------------------------------------------------------------------------------------------------------
 
 
 def slot_not_given_back(patch: Patch) -> None:
@@ -319,9 +388,10 @@ def play_right(world: MemoryWorld, rng: random.Random) -> None:
 
 
 BASE: dict[str, Any] = {"max_sequence_length": 52, "capacity_policy": "max_utilization", "paused_blocks": 6}
-DRAFTS = {**BASE, "num_blocks": 18, "kind": "mtp", "speculative_tokens": 3}
+DRAFTS = {**BASE, "num_blocks": 18, "kind": "mtp", "state_rewind": "stored", "speculative_tokens": 3}
 STATES = {**BASE, "num_blocks": 16, "kind": "hybrid", "prefix_caching": True}
 BOTH = {**DRAFTS, "prefix_caching": True}
+REPLAYED = {**DRAFTS, "state_rewind": "replayed"}
 CHUNKED_STATES = {**STATES, "chunked_prefill": True, "max_batch_tokens": 8}
 BUCKETED_STATES = {**STATES, "num_blocks": 24, "graphs": (16,), "max_batch_tokens": 60, "graph_non_decode": True}
 RIGHT = {"kind": "mtp", "skill": "right", "speculative_tokens": 3}
@@ -343,6 +413,14 @@ STATES_FAULTS = [
     Fault("accepted count not applied to the state", accepted_count_not_applied_to_the_state, DRAFTS),
     Fault("states behind drafts not kept", states_behind_drafts_not_kept, DRAFTS),
     Fault("states behind drafts in one place", states_behind_drafts_in_one_place, DRAFTS),
+    Fault("a token too many replayed", a_token_too_many_replayed, REPLAYED),
+    Fault("a draft forgotten in replay", a_draft_forgotten_in_replay, REPLAYED),
+    Fault("a token replayed behind prompts", a_token_replayed_behind_prompts, REPLAYED),
+    Fault("nothing replayed", nothing_replayed, REPLAYED),
+    Fault("replayed counts of other rows", counts_of_rows_in_another_order, REPLAYED),
+    Fault("inputs overwritten before they are replayed", inputs_overwritten_before_they_are_replayed, REPLAYED),
+    Fault("accepted counts do not move on the device", accepted_counts_do_not_move, REPLAYED),
+    Fault("accepted counts of former owners", accepted_counts_of_former_owners, REPLAYED),
     Fault("slot not given back", slot_not_given_back, STATES),
     Fault("slot given back twice", slot_given_back_twice, STATES),
     Fault("snapshot read by every chunk", snapshot_read_by_every_chunk, CHUNKED_STATES),

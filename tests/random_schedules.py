@@ -262,7 +262,10 @@ def _random_model(rng: random.Random, options: dict[str, Any]) -> dict[str, Any]
         changes["mamba_cache_gb"] = rng.choice([None, None, 0.0])
     if kind in ("drafting", "mtp"):
         drafts = MOST_DRAFTS if "graphs" in options else rng.randint(1, MOST_DRAFTS)
-        changes |= {"speculative_tokens": drafts, "overlap_admission": False, "num_blocks": options["num_blocks"] + 2}
+        changes |= {"speculative_tokens": drafts, "num_blocks": options["num_blocks"] + 2}
+        changes["late_rewind"] = rng.random() < 0.5
+        if "graphs" not in options:  # of each there would be traces of its own
+            changes["state_rewind"] = rng.choice(["stored", "replayed"])
         if "max_batch_tokens" in options:  # room for a chunk beside all rows with their drafts
             least = options["max_requests"] * (drafts + 1) + 2
             changes["max_batch_tokens"] = max(options["max_batch_tokens"], least)

@@ -1,6 +1,7 @@
 """Which requests enter, pause, go on and go back in which iteration, worked out from the rules with lists and dicts.
 
-The rules are those of ``../reference/megatron-behaviour.md`` §1.7, §1.10, §2.1, §3 and of the decisions 0003 and 0013.
+The rules are those of ``../reference/megatron-behaviour.md`` §1.7, §1.10, §2.1, §3 and of the decisions 0003, 0013 and
+0014.
 No code of the engine is called. Outputs are known beforehand: requests end by length alone, nobody aborts.
 
 Where the rules leave a choice (of two cached leaves that were let go of at once, which is forgotten first), the
@@ -92,6 +93,8 @@ class Rules:
 
     legacy: bool
     overlaps: bool = True
+    beside: bool = True
+    """Prompts may enter while a forward is pending."""
     block_size: int
     num_blocks: int
     max_rows: int
@@ -187,6 +190,8 @@ class ReferenceScheduler:
         self.waiting: list[Job] = []
         self.rows: list[Row] = []
         self.pending: list[Row] | None = None
+        self.half_read: Row | None = None
+        """Of the pending rows, the one whose prompt it reads in part."""
         self.num_waits = 0
         """How often somebody waited a round for a prefix in the making."""
         self._coming: set[Prefix] = set()
@@ -202,16 +207,25 @@ class ReferenceScheduler:
     def step(self, arrived: Iterable[Job]) -> Happened:
         """One iteration, with who arrived before it."""
         self.waiting += arrived
+        if self.rules.beside and not self.rules.legacy:
+            for row in self.pending or ():
+                row.decodes |= row is not self.half_read  # its token 1 is on the device, if not known
         now = Happened(self._order())
-        if now.order == "overlap":
-            launched = self._launch(self._going_on())
+        if now.order in ("overlap", "overlap_admit"):
+            rows = self._going_on()
+            if now.order == "overlap_admit":
+                there = list(self.rows)
+                self._admit(now)
+                rows += [row for row in self.rows if row not in there]
+            launched, half_read = self._launch(rows), self._partial()
             self._resolve(now)
             self.pending = [row for row in launched if row in self.rows] or None
+            self.half_read = half_read
         else:
             if now.order == "no_overlap":
                 self._resolve(now)
             self._admit(now)
-            self.pending = self._launch(self._active()) or None
+            self.pending, self.half_read = self._launch(self._active()) or None, self._partial()
             if now.order == "legacy":
                 self._resolve(now)
         now.waiting = [job.number for job in self.waiting]
@@ -233,12 +247,14 @@ class ReferenceScheduler:
             return "legacy"
         if self.pending is None:
             return "primer"
-        going_on = self._going_on()
-        is_steady = all(row.decodes for row in self.pending) and not any(row.is_paused for row in self.rows)
-        fits = sum(map(self._needs_block, going_on)) <= self.cache.free
-        if not self.rules.overlaps or not is_steady or not going_on or not fits or self._head_can_enter():
+        going_on, beside = self._going_on(), self.rules.beside
+        brings = self._partial() is not None or self._head_can_enter()
+        needed = sum(self._needs_block(row) for row in going_on if not row.is_partial) + self._next_chunk()[1]
+        is_steady = beside or (all(row.decodes for row in self.pending) and not brings)
+        is_legal = is_steady and not any(row.is_paused for row in self.rows) and needed <= self.cache.free
+        if not self.rules.overlaps or not is_legal or not (going_on or brings):
             return "no_overlap"
-        return "overlap"
+        return "overlap_admit" if brings else "overlap"
 
     # -- forwards
 
@@ -259,7 +275,7 @@ class ReferenceScheduler:
     def _resolve(self, now: Happened) -> None:
         ended = []
         for row in self.rows:
-            if row not in (self.pending or ()) or row.is_partial:
+            if row not in (self.pending or ()) or row is self.half_read:
                 continue
             row.decodes = True
             row.job.given += 1
@@ -337,7 +353,7 @@ class ReferenceScheduler:
         return bool(self.waiting) and self._entry(self.waiting[0], *self._room()) is not None
 
     def _admit(self, now: Happened) -> None:
-        if self.rules.evicts:
+        if self.rules.evicts and now.order != "overlap_admit":  # there rows are added, and nothing else
             self._make_room(now)
         tokens, blocks = self._room()
         self._continue_chunk(now)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.batch import BatchShape, ForwardBatch, Snapshots
-from engine.ssm.base import NO_LIMITS, ScanInputs, ScanWeights, StateSpace
+from engine.ssm.base import NO_LIMITS, KeptInputs, ScanInputs, ScanWeights, StateSpace
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class Row:
     is_decode: bool = False
     snapshots: dict[int, int] = field(default_factory=dict)
     """Query tokens behind which a state is kept, and the slot it goes to."""
+    replay: int | None = None
+    """Tokens of its last forward that it reads once more, as a replayed row; None: it is none."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Layer:
     weights: ScanWeights
     conv_state: Tensor
     ssm_state: Tensor
+    kept: KeptInputs | None = None
 
     @classmethod
     def random(
@@ -68,6 +71,7 @@ class Layer:
         limits: tuple[float, float] = NO_LIMITS,
         bias: bool = True,
         state_dtype: torch.dtype | None = None,
+        replay_width: int = 0,
     ) -> Layer:
         """Time steps from 0.01 to 2 and decays from gentle to nearly none left, so that both ends are met."""
         generator = torch.Generator().manual_seed(seed)
@@ -83,14 +87,19 @@ class Layer:
             (noise(heads) * 1.5 - 2).to(device, wide),
             limits,
         )
-        slots = sizes.slots + 1
+        slots, more = sizes.slots + 1, max(0, replay_width - 1)
+        kept = None
+        if replay_width:
+            shapes = ((heads, sizes.head_dim), (heads,), (sizes.groups, sizes.state))
+            kept = KeptInputs(*(noise(slots, replay_width, *shape).to(device, dtype) for shape in shapes))
         return cls(
             sizes,
             (noise(sizes.channels, sizes.width) * 0.5).to(device, dtype),
             noise(sizes.channels).to(device, dtype) if bias else None,
             weights,
-            noise(slots, sizes.channels, sizes.width - 1).to(device, dtype),
+            noise(slots, sizes.channels, sizes.width - 1 + more).to(device, dtype),
             noise(slots, heads, sizes.head_dim, sizes.state).to(device, state_dtype or wide),
+            kept,
         )
 
     def to(self, dtype: torch.dtype) -> Layer:
@@ -104,6 +113,7 @@ class Layer:
             ScanWeights(a_log.to("cpu", dtype), d.to("cpu", dtype), dt_bias.to("cpu", dtype), limits),
             self.conv_state.to("cpu", dtype, copy=True),
             self.ssm_state.to("cpu", dtype, copy=True),
+            None if self.kept is None else KeptInputs(*(each.to("cpu", dtype, copy=True) for each in self.kept)),
         )
 
     def split(self, mixed_TC: Tensor, dt_TH: Tensor) -> ScanInputs:
@@ -121,7 +131,7 @@ class Layer:
     def run(self, backend: StateSpace, x_TC: Tensor, dt_TH: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
         """Convolution, then scan, as a mixer does; gives what both gave."""
         mixed_TC = backend.conv(x_TC, self.conv_weight_CK, self.conv_bias_C, self.conv_state, batch)
-        y_THP = backend.scan(self.split(mixed_TC, dt_TH), self.weights, self.ssm_state, batch)
+        y_THP = backend.scan(self.split(mixed_TC, dt_TH), self.weights, self.ssm_state, batch, self.kept)
         return mixed_TC, y_THP
 
 
@@ -131,18 +141,26 @@ def packed(
     *,
     padding_tokens: int = 0,
     padding_decode: int = 0,
+    padding_replayed: int = 0,
     padding_prefill: int = 0,
     padding_snapshots: int = 0,
     longest: int | None = None,
     device: str = "cpu",
 ) -> ForwardBatch:
-    """The batch of ``rows``, decode rows first; padding as the engine pads: decode rows of one token, others of none.
+    """The batch of ``rows``, decode rows first, or replayed ones, all of as many tokens.
 
-    Padding tokens need a prefill row, real or not, to belong to.
+    Padding as the engine pads: decode and replayed rows of all their tokens, others of none. Padding tokens need a
+    prefill row, real or not, to belong to.
     """
     dummy = sizes.slots
     decode = [row for row in rows if row.is_decode] + [Row(1, dummy, dummy, True, True)] * padding_decode
-    prefill = [row for row in rows if not row.is_decode] + [Row(0, dummy, dummy)] * padding_prefill
+    replayed = [row for row in rows if row.replay is not None]
+    width = replayed[0].count if replayed else 0
+    replayed += [Row(width, dummy, dummy, True, replay=0)] * padding_replayed
+    prefill = [row for row in rows if not row.is_decode and row.replay is None] + [
+        Row(0, dummy, dummy)
+    ] * padding_prefill
+    prefill = [*replayed, *prefill]
     all_rows = [*decode, *prefill]
     counts = [row.count for row in all_rows]
     starts = [sum(counts[:number]) for number in range(len(counts))]
@@ -161,6 +179,8 @@ def packed(
         max_query_len=longest or max((row.count for row in prefill), default=0),
         num_kv_blocks=1,
         num_snapshots=len(kept),
+        num_replayed=len(replayed),
+        replay_width=width,
     )
     return ForwardBatch(
         token_ids_T=tensor([0] * num_tokens),
@@ -176,6 +196,7 @@ def packed(
         state_from_N=tensor([row.source for row in all_rows]),
         state_to_N=tensor([row.target for row in all_rows]),
         snapshots=Snapshots(*map(tensor, zip(*kept, strict=True))) if kept else None,
+        replayed_V=tensor([row.replay or 0 for row in replayed]) if replayed else None,
     )
 
 
@@ -189,7 +210,8 @@ def straight_line(
     mixed, outputs, found = [], [], {}
     token = 0
     for row in [*(r for r in rows if r.is_decode), *(r for r in rows if not r.is_decode)]:
-        history, state = layer.conv_state[row.source].clone(), layer.ssm_state[row.source].clone()
+        history = layer.conv_state[row.source][:, 1 - layer.sizes.width :].clone()
+        state = layer.ssm_state[row.source].clone()
         if row.is_fresh:
             history, state = torch.zeros_like(history), torch.zeros_like(state)
         for done in range(1, row.count + 1):

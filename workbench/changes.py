@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.phases import Phase
+from engine.phases import Order, Phase
 from engine.step_function import FROM_DRAFT, FROM_SAMPLE, NO_BLOCK
 from workbench.images import BorderImage, PendingImage, StagedImage, TableImage, VerifiedImage
 
@@ -19,6 +19,7 @@ _ROW = "row"
 _NOT_SHOWN = ("key", "block_count", "is_prefill")
 """Columns that say what ``row``, ``blocks`` and ``state`` say."""
 _AHEAD = "counts tokens of a forward that is not launched yet"
+_AT_MOST = "counts tokens of a forward that is not launched yet, and all drafts of the one before as if accepted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,7 @@ def phase_changes(
         order=order,
         phase=phase.value,
         read=tuple(_read(phase, before, behind)),
-        wrote=tuple(_written(before, behind)),
+        wrote=tuple(_written(before, behind, _AT_MOST if order == Order.MTP_OVERLAP_LATE.label else _AHEAD)),
         enqueued=tuple(_enqueued(phase, before, behind)),
     )
 
@@ -185,11 +186,11 @@ def _plain(tokens: tuple[int, ...] | None) -> Any:
 # -- written -----------------------------------------------------------------------------------------------------------
 
 
-def _written(before: BorderImage, behind: BorderImage) -> Iterator[Change]:
+def _written(before: BorderImage, behind: BorderImage, ahead: str) -> Iterator[Change]:
     yield from _counts_written(before, behind)
     rewound = behind.verified if before.verified is not None and before.verified.accepted is None else None
-    is_ahead = before.staged is None and behind.staged is not None
-    yield from table_changes(before.table, behind.table, is_ahead=is_ahead, rewound=rewound)
+    note = ahead if before.staged is None and behind.staged is not None else ""
+    yield from table_changes(before.table, behind.table, ahead=note, rewound=rewound)
     yield from _record_written(before, behind)
     if behind.staged is not None and before.staged is None:
         yield from _staged_written(behind.overwritten, behind.staged)
@@ -229,14 +230,14 @@ def _counts_written(before: BorderImage, behind: BorderImage) -> Iterator[Change
 
 
 def table_changes(
-    before: TableImage, behind: TableImage, *, is_ahead: bool = False, rewound: VerifiedImage | None = None
+    before: TableImage, behind: TableImage, *, ahead: str = "", rewound: VerifiedImage | None = None
 ) -> Iterator[Change]:
     """Differences of the table by request, wherever its row is now: an equal value in another row is no change.
 
     Args:
         before: The table then.
         behind: The table later.
-        is_ahead: ``kv_len`` counts what the next phase launches.
+        ahead: How ``kv_len`` counts what a later phase launches, if it does.
         rewound: What ``kv_len`` went back for, of a rewind.
     """
     if before is behind:
@@ -249,7 +250,7 @@ def table_changes(
         if key not in rows_before:
             yield from _entered(behind, row)
         else:
-            notes = {"kv_len": _AHEAD} if is_ahead else _rewind_notes(rewound, behind.request_ids[row])
+            notes = {"kv_len": ahead} if ahead else _rewind_notes(rewound, behind.request_ids[row])
             yield from _stayed(before, rows_before[key], behind, row, notes)
 
 

@@ -311,7 +311,7 @@ def _admission_beside(engine: Engine, pending: int) -> str:
         )
     behind = f"the next iteration samples the forward of iteration {pending} and then admits it"
     if not state.overlap_admission:
-        return f"async admits only when no forward is pending: {behind}"
+        return f"without overlap_admission async admits only when no forward is pending: {behind}"
     refusal = overlap_refusal(state)
     if refusal is not None:
         return f"nothing is admitted beside a forward while {refusal.value}: {behind}"

@@ -37,9 +37,18 @@ REASONS: dict[Reason, Explanation] = {
         "In async the next forward would be launched first: session.mode = 'async'.",
     ),
     Reason.STEADY_DECODE: Explanation(
-        "all rows of the pending forward decode and nothing could be admitted",
-        "It loses the overlap once a waiting request fits, the pending forward holds a prompt, or blocks run out.",
-        now="all rows of the pending forward decode and nothing can be admitted",
+        "all rows of the next forward decode and nothing could be admitted",
+        "It loses the overlap once blocks run out or every row ends; with overlap_admission=False also for a waiting "
+        "request that fits, and while the pending forward holds a prompt.",
+        now="all rows of the next forward decode and nothing can be admitted",
+    ),
+    Reason.COUNTS_LATER: Explanation(
+        "all rows of the pending forward decode, nothing could be admitted, and the device counts lengths itself: the "
+        "next forward need not wait until it is known how many drafts were accepted",
+        "With late_rewind=False it would have waited for the accepted counts before prepare; it does so too once every "
+        "row might end within its drafts.",
+        now="all rows of the pending forward decode, nothing can be admitted, and the device counts lengths itself: "
+        "the next forward need not wait until it is known how many drafts are accepted",
     ),
     Reason.ADMITS_BESIDE: Explanation(
         "a prompt could enter the next forward while the pending one ran",
@@ -53,8 +62,8 @@ REASONS: dict[Reason, Explanation] = {
     ),
     Reason.PREFILL_PENDING: Explanation(
         "the pending forward held prompts, and their rows decode only once it is resolved",
-        "It would overlap if the pending forward held decode rows only: the one it launched now does, unless a "
-        "request was admitted.",
+        "It would overlap if the pending forward held decode rows only, as the one it launched now does unless a "
+        "request was admitted; or with overlap_admission=True.",
         now="the pending forward holds prompts, and their rows decode only once it is resolved",
     ),
     Reason.CHUNK_IN_PROGRESS: Explanation(
@@ -71,9 +80,9 @@ REASONS: dict[Reason, Explanation] = {
         now="the free blocks do not suffice for the next token of every row",
     ),
     Reason.HEAD_ADMISSIBLE: Explanation(
-        "the head of the queue could be admitted, and async admits only when no forward is pending",
+        "the head of the queue could be admitted, and without overlap_admission only when no forward is pending",
         f"{_OVERLAP_NEEDS}: it would overlap with an empty queue, a head that has to wait, or overlap_admission=True.",
-        now="the head of the queue can be admitted, and async admits only when no forward is pending",
+        now="the head of the queue can be admitted, and without overlap_admission only when no forward is pending",
     ),
     Reason.ALL_ROWS_ENDING: Explanation(
         "every row ends by length with the pending forward, so there was no next forward to launch",

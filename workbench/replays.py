@@ -39,7 +39,10 @@ _MUST_AGREE = ("model", "dtype", "vocab_size")
 _SHOULD_AGREE = ("block_size", "num_blocks", "max_requests", "max_batch_tokens", "max_sequence_length", "graphs",
                  "chunked_prefill", "launch_ending_rows", "sampling_backend", "attention_backend", "graph_distribution",
                  "graph_non_decode", "graph_all_prefills", "prefix_caching", "eviction_policy", "capacity_policy",
-                 "paused_blocks", "overlap_admission", "speculative_tokens", "mamba_cache_gb")  # fmt: skip
+                 "paused_blocks", "overlap_admission", "speculative_tokens", "late_rewind",
+                 "mamba_cache_gb")  # fmt: skip
+_DEFAULTS_THEN = {"overlap_admission": False, "late_rewind": False}
+"""Of options whose default has changed since there are any, or that came later."""
 _POLICIES = {"admission_policy": "admission", "graph_list_policy": "graph list"}
 """Those that a replay takes from its session; the order of each iteration is the record's."""
 _HEAD = ("phase", "recorded work µs", "recorded wait µs", "")
@@ -276,8 +279,8 @@ def _check_fits(config: Mapping[str, Any], run: Trace) -> None:
 
 
 def _configuration_notes(config: Mapping[str, Any], run: Trace) -> tuple[str, ...]:
-    # An option that a run does not name came after it, and had its default then.
-    then = {**EngineConfig().to_dict(), **DEFAULTS, **run.config}
+    # An option that a run does not name came after it, and had its default then: that of then.
+    then = {**EngineConfig().to_dict(), **_DEFAULTS_THEN, **DEFAULTS, **run.config}
     now = {**DEFAULTS, **config}
     notes = []
     differing = [name for name in _SHOULD_AGREE if now.get(name) != then.get(name)]

@@ -26,6 +26,8 @@ ORDER_COLOURS: dict[str, str] = {
     "mtp_legacy": "#B4AB9F",
     "mtp_no_overlap": "#CBA377",
     "mtp_overlap": "#5A4433",
+    "mtp_overlap_late": "#3E2A1C",
+    "mtp_overlap_admit": "#4A3D1F",
     "primer": "#F0E2C6",
     "drain": "#B39A84",
     "mtp_drain": "#A08770",

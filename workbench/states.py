@@ -9,7 +9,7 @@ from engine.cache.prefix_pool import PrefixPool
 from engine.cache.snapshots import SnapshotIndex
 from engine.engine import Engine
 from engine.request import Request, RequestState
-from engine.step_function import bytes_per_slot, layer_states
+from engine.step_function import bytes_per_slot, layer_states, state_options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,11 @@ class StatesView:
     slots: tuple[str, ...]
     """By slot, the request that has it; empty: free."""
     states_per_slot: int
-    """1, and with drafting one more for each draft."""
+    """1, and with drafting one more for each draft unless accepted ones are replayed."""
+    replayed_tokens: int
+    """Tokens of a row's last forward of which its slot keeps inputs, to replay those that are accepted; 0: none."""
     state_bytes: int
-    """Of one state, all layers together."""
+    """Of one state, all layers together, and of what is kept beside it."""
     snapshots: SnapshotsView | None
     """None without prefix caching."""
 
@@ -79,7 +81,9 @@ class StateBook:
         if engine.table.slots is None:
             return None
         if self._state_bytes is None:
-            self._state_bytes = bytes_per_slot(layer_states(engine.loaded.model, engine.config.speculative_tokens))
+            config = engine.resolved.config
+            layout = layer_states(engine.loaded.model, config.speculative_tokens, state_options(config))
+            self._state_bytes = bytes_per_slot(layout)
         slots = [""] * engine.table.slots.num_slots
         for request in _with_rows(engine):
             assert request.row is not None
@@ -87,7 +91,8 @@ class StateBook:
         index = None if engine.prefix_cache is None else engine.prefix_cache.snapshots
         return StatesView(
             slots=tuple(slots),
-            states_per_slot=engine.config.decode_width,
+            states_per_slot=engine.resolved.config.states_per_row,
+            replayed_tokens=state_options(engine.resolved.config).replay_width,
             state_bytes=self._state_bytes,
             snapshots=None if index is None else self._snapshots(index),
         )
@@ -145,7 +150,10 @@ class StateBook:
 def states_text(states: StatesView) -> str:
     """In one line."""
     each = f", {states.states_per_slot} states each" if states.states_per_slot > 1 else ""
-    text = f"{states.num_live} of {len(states.slots)} slots live{each}, {bytes_text(states.state_bytes)} a state"
+    beside = f" with inputs of {states.replayed_tokens} tokens to replay" if states.replayed_tokens else ""
+    text = (
+        f"{states.num_live} of {len(states.slots)} slots live{each}, {bytes_text(states.state_bytes)} a state{beside}"
+    )
     kept = states.snapshots
     if kept is None:
         return text

@@ -83,11 +83,14 @@ class TritonAttention:
         check_contiguous(batch, cache)
         shape = batch.shape
         q_THD = q_THD.contiguous()
-        # Prefill leaves out padding tokens, whose rows must be finite all the same.
-        out_THD = torch.zeros_like(q_THD) if shape.num_prefill else torch.empty_like(q_THD)
+        # What no row of decode or of drafts has may be padding, which is left out and must be finite all the same.
+        is_covered = shape.num_tokens == shape.num_decode + shape.num_wide * shape.wide_width
+        out_THD = torch.empty_like(q_THD) if is_covered else torch.zeros_like(q_THD)
         if shape.num_decode:
             self.decode(q_THD, cache, batch, out_THD, scale=scale, window=window)
-        if shape.num_prefill:
+        if shape.num_wide:
+            decode(q_THD, cache, batch, out_THD, scale=scale, window=window, tile=self._tile, queries=shape.wide_width)
+        if shape.num_prefill > shape.num_wide:
             self.prefill(q_THD, cache, batch, out_THD, scale=scale, window=window)
         return out_THD
 
@@ -114,7 +117,7 @@ class TritonAttention:
         scale: float,
         window: int | None,
     ) -> None:
-        """Attention of the prefill rows into their tokens of ``out``; padding tokens are left alone."""
+        """Attention of the rows behind those into their tokens of ``out``; padding tokens are left alone."""
         prefill(q_THD, cache, batch, out_THD, scale=scale, window=window)
 
 
@@ -150,19 +153,19 @@ def decode(
     tile: DecodeTile | None = None,
     queries: int = 1,
 ) -> None:
-    """Attention of the decode rows into the first ``num_decode * queries`` tokens of ``out``.
+    """Attention of decode rows, or of wide ones, into the first tokens of ``out``.
 
     Args:
-        q_THD: Queries; decode row i has tokens [i * queries, (i + 1) * queries), its newest.
+        q_THD: Queries; row i has tokens [i * queries, (i + 1) * queries), its newest.
         cache: Keys and values, this forward's written.
         batch: Lengths, slots and block tables.
         out_THD: Written in place.
         scale: Factor on the scores.
         window: Keys a query sees, its own included; None: all.
         tile: How to cut the work; None: :func:`decode_tile_for`.
-        queries: Query tokens of every decode row.
+        queries: Query tokens of every row; more than one: of the wide rows.
     """
-    rows, block_size = batch.shape.num_decode, cache[0].shape[1]
+    rows, block_size = batch.shape.num_decode if queries == 1 else batch.shape.num_wide, cache[0].shape[1]
     _, heads, head_dim = q_THD.shape
     kv_heads = cache[0].shape[2]
     group = heads // kv_heads
@@ -229,15 +232,16 @@ def decode_options(
 def prefill(
     q_THD: Tensor, cache: LayerCache, batch: ForwardBatch, out_THD: Tensor, *, scale: float, window: int | None
 ) -> None:
-    """Attention of the prefill rows into their tokens of ``out``; padding tokens are left alone."""
+    """Attention of the prefill rows that are not wide into their tokens of ``out``; padding tokens are left alone."""
     shape, block_size = batch.shape, cache[0].shape[1]
+    first, rows = shape.num_decode + shape.num_wide, shape.num_prefill - shape.num_wide
     _, heads, head_dim = q_THD.shape
     kv_heads = cache[0].shape[2]
     block_d = max(16, power_of_two(head_dim))
     block_q = 128 if shape.max_query_len > 64 else 64
     table_NK = batch.block_table_NK
     # A row's last tile may be short, so there are at most this many.
-    tiles = (shape.num_tokens - shape.num_decode) // block_q + shape.num_prefill
+    tiles = (shape.num_tokens - shape.num_decode - shape.num_wide * shape.wide_width) // block_q + rows
     triton_kernels.prefill_kernel[(heads, tiles)](
         q_THD,
         *cache,
@@ -249,15 +253,15 @@ def prefill(
         scale * math.log2(math.e),
         window or 0,
         table_NK.stride(0),
-        shape.num_decode,
-        shape.num_prefill,
+        first,
+        rows,
         GROUP=heads // kv_heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
         HAS_WINDOW=window is not None,
         FIRST_KEY=batch.first_key,
-        BLOCK_P=power_of_two(shape.num_prefill),
+        BLOCK_P=power_of_two(rows),
         BLOCK_Q=block_q,
         BLOCK_D=block_d,
         TILE=64,

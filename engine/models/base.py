@@ -59,6 +59,20 @@ class SlotState:
 LayerState = PagedState | SlotState
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateOptions:
+    """How the states of recurrent layers are kept."""
+
+    replay_width: int = 0
+    """W: a decode row's forward of W tokens leaves its slot as it was before them, and beside it what the recurrence
+    read of them, for the row's next forward to replay those that were accepted. 0: it leaves the states behind them."""
+    dtype: torch.dtype | None = None
+    """Of what sums up over a sequence, in slots; None: the model's choice."""
+
+
+PLAIN_STATES = StateOptions()
+
+
 @runtime_checkable
 class Model(Protocol):
     """A torch module with these members. ``forward`` must not branch on tensor values (see ``engine/graphs.py``).
@@ -116,6 +130,22 @@ class DraftingModel(Model, Protocol):
 
     def draft_logits(self, head: int, hidden_LE: Tensor) -> Tensor:
         """Logits [L, V] of one head's hidden states."""
+        ...
+
+
+@runtime_checkable
+class RecurrentModel(Model, Protocol):
+    """A model whose states of slots can be kept in several ways.
+
+    With ``replay_width`` its forwards go by ``batch.shape.num_replayed`` and ``batch.replayed_V``.
+    """
+
+    def state_layout(self, options: StateOptions) -> Sequence[LayerState]:
+        """:meth:`cache_layout` with states kept as ``options`` say.
+
+        Raises:
+            ConfigError: its backend cannot keep them so.
+        """
         ...
 
 

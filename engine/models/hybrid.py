@@ -18,9 +18,9 @@ from torch.nn import functional
 from engine.attention.base import Attention, AttentionPlanner, HeadSizes, PlannerLimits
 from engine.batch import ForwardBatch
 from engine.device import Device
-from engine.errors import CheckpointError
+from engine.errors import CheckpointError, ConfigError
 from engine.kernels import Kernels, make_kernels
-from engine.models.base import LayerCache, LayerState, PagedState
+from engine.models.base import PLAIN_STATES, LayerCache, LayerState, PagedState, StateOptions
 from engine.models.checkpoint import damaged
 from engine.models.hybrid_config import AttentionConfig, HybridConfig, LayerKind, LayerSpec, MLPConfig
 from engine.models.hybrid_families import read_hybrid
@@ -271,10 +271,19 @@ class HybridModel(nn.Module):
 
     def cache_layout(self) -> Sequence[LayerState]:
         """Keys and values of attention layers, slots of Mamba2 layers, in the order of the layers."""
+        return self.state_layout(PLAIN_STATES)
+
+    def state_layout(self, options: StateOptions) -> Sequence[LayerState]:
+        """See :class:`engine.models.base.RecurrentModel`."""
+        if options.replay_width and not self.ssm.can_replay:
+            raise ConfigError(
+                f"state_rewind='replayed' is not computed by ssm_backend={self.ssm.name!r}; use ssm_backend='triton' "
+                "or 'torch', or state_rewind='stored'"
+            )
         found: list[LayerState] = []
         for spec in self.config.layers:
             if spec.kind is LayerKind.MAMBA:
-                found.append(self.config.mamba.slot_state(self.dtype))
+                found.append(self.config.mamba.slot_state(self.dtype, options))
             elif spec.kind is LayerKind.ATTENTION:
                 assert self.config.attention is not None
                 shape = (self.config.attention.num_kv_heads, self.config.attention.head_dim)

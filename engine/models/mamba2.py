@@ -1,7 +1,7 @@
 """The Mamba2 mixer: a projection, a short convolution, a state-space recurrence, a gated norm and a projection back.
 
 Letters: T tokens, E hidden size, H heads, P head size, I = H P, G groups, S state size, C = I + 2 G S convolution
-channels, K convolution width.
+channels, K convolution width, W tokens of a replayed row.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from engine.batch import ForwardBatch
 from engine.errors import CheckpointError
 from engine.kernels import Kernels
-from engine.models.base import LayerCache, SlotState
+from engine.models.base import PLAIN_STATES, LayerCache, SlotState, StateOptions
 from engine.models.parts import Linear, Placement, RMSNorm, empty, split_targets
-from engine.ssm.base import NO_LIMITS, ScanInputs, ScanWeights, StateSpace
+from engine.ssm.base import NO_LIMITS, KeptInputs, ScanInputs, ScanWeights, StateSpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,19 +57,23 @@ class MixerConfig:
         """C."""
         return self.inner_size + 2 * self.num_groups * self.state_size
 
-    def slot_state(self, dtype: torch.dtype) -> SlotState:
+    def slot_state(self, dtype: torch.dtype, options: StateOptions = PLAIN_STATES) -> SlotState:
         """What one layer remembers for each row.
 
-        Convolution inputs are kept as they come. The SSM state is float32 whatever the activations, as it adds up
-        small steps over thousands of tokens; float64 in float64 models.
+        Convolution inputs are kept as they come. The SSM state is float32 whatever the activations unless ``options``
+        say otherwise, as it adds up small steps over thousands of tokens; float64 in float64 models. For replay there
+        are W - 1 more inputs of the convolution, and what the recurrence read of W tokens (:class:`KeptInputs`).
         """
-        return SlotState(
-            shapes=(
-                (self.conv_channels, self.conv_width - 1),
-                (self.num_heads, self.head_dim, self.state_size),
-            ),
-            dtypes=(dtype, exact_dtype(dtype)),
+        heads, width = self.num_heads, options.replay_width
+        history = self.conv_width - 1 + max(0, width - 1)
+        shapes: tuple[tuple[int, ...], ...] = (
+            (self.conv_channels, history),
+            (heads, self.head_dim, self.state_size),
         )
+        if width:
+            shapes += ((width, heads, self.head_dim), (width, heads), (width, self.num_groups, self.state_size))
+        exact = options.dtype or exact_dtype(dtype)
+        return SlotState(shapes=shapes, dtypes=(dtype, exact, *[dtype] * (len(shapes) - 2)))
 
 
 def exact_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -101,7 +105,7 @@ class Mamba2Mixer(nn.Module):
     def forward(self, x_TE: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """What goes into ``out``: the gated norm of what the recurrence makes of ``norm`` of x; [T, I]."""
         config = self.config
-        conv_state, ssm_state = cache
+        conv_state, ssm_state, *kept = cache
         projected = self.kernels.norm_linear(x_TE, norm, self.project.weight, self.project.bias)
         gate_TI, mixed_TC, dt_TH = projected.split((config.inner_size, config.conv_channels, config.num_heads), dim=1)
         mixed_TC = self.ssm.conv(mixed_TC, self.conv_weight, self.conv_bias, conv_state, batch)
@@ -114,7 +118,7 @@ class Mamba2Mixer(nn.Module):
             C_TGS.unflatten(1, (config.num_groups, -1)),
         )
         weights = ScanWeights(self.a_log, self.d, self.dt_bias, config.dt_limits)
-        y_TI = self.ssm.scan(inputs, weights, ssm_state, batch).flatten(1)
+        y_TI = self.ssm.scan(inputs, weights, ssm_state, batch, KeptInputs(*kept) if kept else None).flatten(1)
         return self.ssm.gated_norm(y_TI, gate_TI, self.norm.weight, config.num_groups, config.norm_eps)
 
     def targets(self, prefix: str) -> dict[str, Tensor]:

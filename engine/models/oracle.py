@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.batch import ForwardBatch
-from engine.models.base import LayerCache, LayerState, PagedState, SlotState
+from engine.models.base import PLAIN_STATES, LayerCache, LayerState, PagedState, SlotState, StateOptions
 from engine.models.loader import LoadedModel
 
 _MIX_TOKEN, _MIX_POSITION, _MIX_PLACE, _MIX_VOCAB = 2654435761, 40503, 2246822519, 3266489917
@@ -63,8 +63,16 @@ class OracleModel(nn.Module):
 
     def cache_layout(self) -> Sequence[LayerState]:
         """One layer of (token id, position) pairs; with a recurrent state one of hashes as well."""
+        return self.state_layout(PLAIN_STATES)
+
+    def state_layout(self, options: StateOptions) -> Sequence[LayerState]:
+        """See :class:`engine.models.base.RecurrentModel`; for replay the tokens of the last forward are kept.
+
+        The hash is an integer, whatever the type that is asked for.
+        """
         paged = PagedState(shapes=((2,),), dtypes=(torch.int64,))
-        return [paged, SlotState(shapes=((1,),), dtypes=(torch.int64,))] if self.is_recurrent else [paged]
+        shapes = ((1,), (options.replay_width,)) if options.replay_width else ((1,),)
+        return [paged, SlotState(shapes=shapes, dtypes=(torch.int64,) * len(shapes))] if self.is_recurrent else [paged]
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
         """Logits [L, V], float32, whatever was read."""
@@ -92,7 +100,7 @@ class OracleModel(nn.Module):
         prefix_T = prefix_NP.index_select(0, row_T).gather(1, last_T[:, None])[:, 0]
         astray_T = torch.zeros_like(prefix_T)
         if self.is_recurrent:
-            rolled_T = self._roll(batch, caches[1][0]).index_select(0, token_T)
+            rolled_T = self._roll(batch, *caches[1]).index_select(0, token_T)
             astray_T = rolled_T - self._rolled_from(read_NP2[..., 0], row_T, last_T)
         if not self.num_draft_heads:
             return self._logits(prefix_T, astray_T), prefix_T
@@ -149,11 +157,11 @@ class OracleModel(nn.Module):
         sum_T = sum_NP.index_select(0, row_T).gather(1, last_T[:, None])[:, 0]
         return self.get_buffer("rolled_P").index_select(0, last_T) * sum_T
 
-    def _roll(self, batch: ForwardBatch, hashes: Tensor) -> Tensor:
+    def _roll(self, batch: ForwardBatch, hashes: Tensor, kept: Tensor | None = None) -> Tensor:
         """The rolling hash behind each token, [T]; rows' last ones and snapshots are stored in ``hashes`` [slots, 1].
 
         With i a token's place in its row, h_i = A^i (A h + sum of A^-j v_j for j up to i), where h is the row's hash
-        before this forward.
+        before this forward. Replayed rows store that one, and their own tokens in ``kept`` [slots, W].
         """
         assert batch.state_from_N is not None
         assert batch.state_to_N is not None
@@ -166,15 +174,33 @@ class OracleModel(nn.Module):
         before_N = torch.cat([zero, sum_T]).index_select(0, start_N)
         was_N = hashes.index_select(0, batch.state_from_N)[:, 0]
         was_N = torch.where(batch.kv_len_N > len_N, was_N, torch.zeros_like(was_N))
+        count = batch.shape.num_replayed
+        if count:
+            assert kept is not None
+            was_N = torch.cat([_replayed(batch, was_N[:count], kept), was_N[count:]])
+            own_VW = batch.token_ids_T[: batch.shape.num_stepping_tokens].view(count, -1)
+            kept.index_copy_(0, batch.state_to_N[:count], own_VW)
         base_N = was_N * _signed(_ROLL) - before_N
         hash_T = rolled_P.index_select(0, place_T) * (sum_T + base_N.index_select(0, row_T))
         last_N = (start_N + len_N - 1).clamp(min=0)
-        hashes.index_copy_(0, batch.state_to_N, hash_T.index_select(0, last_N)[:, None])
+        after_N = torch.cat([was_N[:count], hash_T.index_select(0, last_N)[count:]])
+        hashes.index_copy_(0, batch.state_to_N, after_N[:, None])
         if batch.snapshots is not None:
-            kept = batch.snapshots
-            token_M = (start_N.index_select(0, kept.row_M) + kept.after_M - 1).clamp(min=0)
-            hashes.index_copy_(0, kept.slot_M, hash_T.index_select(0, token_M)[:, None])
+            taken = batch.snapshots
+            token_M = (start_N.index_select(0, taken.row_M) + taken.after_M - 1).clamp(min=0)
+            hashes.index_copy_(0, taken.slot_M, hash_T.index_select(0, token_M)[:, None])
         return hash_T
+
+
+def _replayed(batch: ForwardBatch, hash_V: Tensor, kept: Tensor) -> Tensor:
+    """The hashes of the replayed rows behind those tokens of their last forwards that stand."""
+    assert batch.state_from_N is not None
+    assert batch.replayed_V is not None
+    token_VW = kept.index_select(0, batch.state_from_N[: hash_V.shape[0]])
+    for place in range(token_VW.shape[1]):
+        after_V = hash_V * _signed(_ROLL) + token_VW[:, place] * _MIX_TOKEN + 1
+        hash_V = torch.where(place < batch.replayed_V, after_V, hash_V)
+    return hash_V
 
 
 def _tally(token_ids: Tensor) -> Tensor:

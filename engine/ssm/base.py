@@ -6,6 +6,13 @@ G groups, S state size. Head h belongs to group h // (H / G).
 Both stateful operations follow the same rules. A row goes on from slot ``batch.state_from_N``, or from zeros where it
 has no tokens before this forward, and leaves its state in ``batch.state_to_N``; each of ``batch.snapshots`` is written,
 too. Padding tokens enter no state, and rows without query tokens write to the dummy slot alone.
+
+The first V rows (``batch.shape.num_replayed``) are replayed: letter W, their tokens. Of such a row's last forward only
+the first ``batch.replayed_V`` tokens stand. So the scan lets those enter the state once more, leaves that one in the
+slot, and goes through the row's own W tokens from there, of which only the inputs are left (:class:`KeptInputs`). The
+convolution just looks further back: its histories are W - 1 inputs longer than others, the newest last, and end with
+those of all W tokens of the last forward. Where nothing is replayed the slot's state and history are exact, as behind a
+prompt.
 """
 
 from __future__ import annotations
@@ -29,6 +36,21 @@ class ScanInputs(NamedTuple):
     C_TGS: Tensor
 
 
+class KeptInputs(NamedTuple):
+    """What slots keep of the tokens of their row's last forward, for replay: as :class:`ScanInputs`, without C.
+
+    Each [num_slots + 1, W, ...] in the activations' float type, contiguous; written in place. They mean nothing in a
+    slot whose state is exact.
+    """
+
+    x: Tensor
+    """[num_slots + 1, W, H, P]."""
+    dt: Tensor
+    """[num_slots + 1, W, H]."""
+    B: Tensor
+    """[num_slots + 1, W, G, S]."""
+
+
 class ScanWeights(NamedTuple):
     """Parameters of one layer's scan; the tensors float32 (float64 with float64 activations), contiguous."""
 
@@ -49,6 +71,8 @@ class StateSpace(Protocol):
     """
 
     name: str
+    can_replay: bool
+    """Whether it computes replayed rows."""
 
     def conv(
         self, x_TC: Tensor, weight_CK: Tensor, bias_C: Tensor | None, conv_state: Tensor, batch: ForwardBatch
@@ -59,7 +83,8 @@ class StateSpace(Protocol):
             x_TC: Inputs; rows of C neighbouring elements, possibly part of a wider tensor.
             weight_CK: Column K - 1 meets the token itself.
             bias_C: Added before SiLU.
-            conv_state: [num_slots + 1, C, K - 1] inputs before the next token, oldest first; written in place.
+            conv_state: [num_slots + 1, C, K - 1] inputs before the next token, oldest first; written in place. Where
+                rows are replayed, W - 1 longer; of an exact one the last K - 1 mean anything.
             batch: Rows and their slots.
 
         Returns:
@@ -67,14 +92,23 @@ class StateSpace(Protocol):
         """
         ...
 
-    def scan(self, inputs: ScanInputs, weights: ScanWeights, ssm_state: Tensor, batch: ForwardBatch) -> Tensor:
+    def scan(
+        self,
+        inputs: ScanInputs,
+        weights: ScanWeights,
+        ssm_state: Tensor,
+        batch: ForwardBatch,
+        kept: KeptInputs | None = None,
+    ) -> Tensor:
         """The recurrence ``S = S exp(dt A) + dt x B^T``, ``y = S C + D x`` of each row.
 
         Args:
             inputs: Each of rows of neighbouring elements, possibly part of a wider tensor.
             weights: Of the layer; dt = softplus(dt + bias), within the limits.
-            ssm_state: [num_slots + 1, H, P, S], float32 or wider than the activations; written in place.
+            ssm_state: [num_slots + 1, H, P, S] in any float type; written in place. Within a forward it is float32 at
+                least, and rounded where it is stored.
             batch: Rows and their slots.
+            kept: Of the slots; needed where rows are replayed.
 
         Returns:
             y, [T, H, P], contiguous.

@@ -45,6 +45,7 @@ class MambaSsmStateSpace(TritonStateSpace):
     """
 
     name = "mamba_ssm"
+    can_replay = False
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """Where a packed batch's rows read and write: the index tensors that all state-space layers of a forward share.
 
-Letters: T tokens of the batch, t prefill tokens with their padding, N batch rows, P prefill rows, M snapshots,
-Z = N + M states taken (of prefill rows: P + M), J chunks, Q tokens of a chunk.
+Letters: T tokens of the batch, N batch rows, M snapshots, Z = N + M states taken, J chunks, Q tokens of a chunk. Rows
+that step token by token come first (``shape.num_stepping_rows``); P prefill rows are those behind them here, t their
+tokens with padding, and P + M states are taken of them.
 
 Every index is a tensor, so a trace of this code holds for all batches of one ``BatchShape``.
 """
@@ -13,6 +14,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from engine.batch import BatchShape, ForwardBatch
 
@@ -32,8 +34,8 @@ class Taken:
     """[Z] where it goes; no slot twice but the dummy."""
 
     def of_prefill(self, shape: BatchShape) -> Taken:
-        """Without those of decode rows."""
-        first = shape.num_decode
+        """Without those of the rows in front."""
+        first = shape.num_stepping_rows
         return Taken(self.row_Z[first:], self.after_Z[first:], self.slot_Z[first:])
 
 
@@ -50,7 +52,7 @@ class PrefillChunks:
     token_x: Tensor
     """[J * Q] token index of each place; of a place without a token, the row's last."""
     place_t: Tensor
-    """[T - num_decode] where each prefill token is found in [J * Q]; for padding tokens, anywhere in it."""
+    """[t] where each prefill token is found in [J * Q]; for padding tokens, anywhere in it."""
     row_J: Tensor
     """[J] prefill row (from 0), the last one for chunks left over."""
     chunk_Z: Tensor
@@ -79,12 +81,20 @@ class Plan:
         return (self.batch.kv_len_N == self.batch.query_len_N) | (self.batch.query_len_N == 0)
 
     @cached_property
+    def rejected_N(self) -> Tensor:
+        """[N] tokens of its last forward that a replayed row's history ends with and that do not stand; else 0."""
+        shape, count_V = self.batch.shape, self.batch.replayed_V
+        assert count_V is not None, "replayed rows need to be told how many tokens"
+        rejected_V = torch.where(count_V > 0, shape.replay_width - count_V, 0)
+        return functional.pad(rejected_V, (0, shape.num_rows - shape.num_replayed))
+
+    @cached_property
     def taken(self) -> Taken:
-        """Of decode rows, prefill rows and snapshots, in this order."""
+        """Of all rows, then of snapshots."""
         batch, row_N = self.batch, torch.arange(self.batch.shape.num_rows, device=self.to_N.device)
         if batch.snapshots is None:
             return Taken(row_N, batch.query_len_N, self.to_N)
-        rows = (row_N, batch.snapshots.row_M.clamp(batch.shape.num_decode, batch.shape.num_rows - 1))
+        rows = (row_N, batch.snapshots.row_M.clamp(batch.shape.num_stepping_rows, batch.shape.num_rows - 1))
         after, slots = (batch.query_len_N, batch.snapshots.after_M), (self.to_N, batch.snapshots.slot_M)
         return Taken(torch.cat(rows), torch.cat(after), torch.cat(slots))
 
@@ -102,9 +112,9 @@ class Plan:
         if self.batch.snapshots is None:
             return None
         shape, (row_M, after_M, slot_M) = self.batch.shape, self.batch.snapshots
-        width = 1 + shape.max_query_len
-        kept_x = torch.full((shape.num_prefill * width,), -1, dtype=torch.int64, device=slot_M.device)
-        row_M = (row_M - shape.num_decode).clamp(0, shape.num_prefill - 1)
+        width, count = 1 + shape.max_query_len, shape.num_rows - shape.num_stepping_rows
+        kept_x = torch.full((count * width,), -1, dtype=torch.int64, device=slot_M.device)
+        row_M = (row_M - shape.num_stepping_rows).clamp(0, count - 1)
         return kept_x.index_copy_(0, row_M * width + after_M, slot_M).view(-1, width)
 
 
@@ -128,7 +138,7 @@ class Planner:
 
 
 def _chunks(batch: ForwardBatch, taken: Taken) -> PrefillChunks:
-    first, num_tokens = batch.shape.num_decode, batch.shape.num_tokens
+    first, num_tokens = batch.shape.num_stepping_rows, batch.shape.num_tokens
     size, count = chunk_size(batch.shape)
     device = taken.row_Z.device
     length_P, start_P = batch.query_len_N[first:], batch.query_start_N[first:]
@@ -137,14 +147,15 @@ def _chunks(batch: ForwardBatch, taken: Taken) -> PrefillChunks:
     begin_P = end_P - chunks_P
     chunk_J = torch.arange(count, device=device)
     # Chunks left over fall to the last row, behind its end.
-    row_J = torch.searchsorted(end_P, chunk_J, right=True).clamp(max=batch.shape.num_prefill - 1)
+    row_J = torch.searchsorted(end_P, chunk_J, right=True).clamp(max=batch.shape.num_rows - first - 1)
     offset_JQ = ((chunk_J - begin_P[row_J]) * size)[:, None] + torch.arange(size, device=device)
     length_J1, start_J1 = length_P[row_J, None], start_P[row_J, None]
     # Not the token that comes there: padding may hold anything, and a weight of 0 times NaN is NaN.
     token_JQ = (start_J1 + torch.minimum(offset_JQ, length_J1 - 1)).clamp(0, num_tokens - 1)
 
-    row_t = batch.row_T[first:] - first
-    offset_t = torch.arange(first, num_tokens, device=device) - start_P[row_t]
+    first_token = batch.shape.num_stepping_tokens
+    row_t = batch.row_T[first_token:] - first
+    offset_t = torch.arange(first_token, num_tokens, device=device) - start_P[row_t]
     place_t = (begin_P[row_t] * size + offset_t).clamp(0, count * size - 1)
     last_Z = (taken.after_Z - 1).clamp(min=0)
     chunk_Z = begin_P[taken.row_Z - first] + torch.div(last_Z, size, rounding_mode="floor")
@@ -163,11 +174,12 @@ def chunk_size(shape: BatchShape) -> tuple[int, int]:
 
     Smaller chunks waste fewer places on rows that do not fill theirs, but each makes states of its own.
     """
-    tokens, longest = shape.num_tokens - shape.num_decode, max(1, shape.max_query_len)
-    rows = min(shape.num_prefill, tokens)
+    tokens, longest = shape.num_tokens - shape.num_stepping_tokens, max(1, shape.max_query_len)
+    num_prefill = shape.num_rows - shape.num_stepping_rows
+    rows = min(num_prefill, tokens)
 
     def count(size: int) -> int:
-        return max(1, min(shape.num_prefill * -(-longest // size), (tokens - rows) // size + rows))
+        return max(1, min(num_prefill * -(-longest // size), (tokens - rows) // size + rows))
 
     sizes = [size for size in (8, 16, 32, 64) if size < longest] + [min(longest, 64)]
     best = min(sizes, key=lambda size: count(size) * (size + _CHUNK_COST))

@@ -1,7 +1,7 @@
 """Mamba2's operations in plain torch: the reference, on every device and in every float type.
 
-Letters: T tokens of the batch, D decode rows, N batch rows, P prefill rows, Z states taken, C convolution channels,
-K convolution width, H heads, G groups, V head size, S state size, I = H * V.
+Letters: T tokens of the batch, D decode rows, F replayed rows, W tokens of each of them, N batch rows, P prefill rows,
+Z states taken, C convolution channels, K convolution width, H heads, G groups, V head size, S state size, I = H * V.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.batch import ForwardBatch
-from engine.ssm.base import ScanInputs, ScanWeights
+from engine.ssm.base import KeptInputs, ScanInputs, ScanWeights
 from engine.ssm.chunked import chunked_scan, exact_type, time_steps
 from engine.ssm.plan import Plan, Planner
 
@@ -20,6 +20,7 @@ class TorchStateSpace:
     """Implements :class:`engine.ssm.base.StateSpace`. All states are gathered before any is written."""
 
     name = "torch"
+    can_replay = True
 
     def __init__(self) -> None:
         self._planner = Planner()
@@ -31,25 +32,38 @@ class TorchStateSpace:
         width, wide = weight_CK.shape[1], exact_type(x_TC)
         known = known_inputs(x_TC, conv_state, plan)
         offset_T = torch.arange(batch.shape.num_tokens, device=x_TC.device) - batch.query_start_N[batch.row_T]
-        weight_KC = weight_CK.t().to(wide)
-        out_TC = known[input_entry(plan, batch.row_T, offset_T, width)].to(wide) * weight_KC[-1]
+        weight_KC, remembered = weight_CK.t().to(wide), conv_state.shape[2]
+        out_TC = known[input_entry(plan, batch.row_T, offset_T, remembered)].to(wide) * weight_KC[-1]
         for back in range(1, width):
-            out_TC = out_TC + known[input_entry(plan, batch.row_T, offset_T - back, width)] * weight_KC[-1 - back]
+            out_TC = out_TC + known[input_entry(plan, batch.row_T, offset_T - back, remembered)] * weight_KC[-1 - back]
         if bias_C is not None:
             out_TC = out_TC + bias_C
         write_history(known, conv_state, plan, 0)
         return functional.silu(out_TC).to(x_TC.dtype)
 
-    def scan(self, inputs: ScanInputs, weights: ScanWeights, ssm_state: Tensor, batch: ForwardBatch) -> Tensor:
+    def scan(
+        self,
+        inputs: ScanInputs,
+        weights: ScanWeights,
+        ssm_state: Tensor,
+        batch: ForwardBatch,
+        kept: KeptInputs | None = None,
+    ) -> Tensor:
         plan = self._planner.plan_for(batch, ssm_state)
-        first = batch.shape.num_decode
-        before_NHVS = gather_states(ssm_state, plan, 0)
+        shape, first = batch.shape, batch.shape.num_stepping_rows
+        before_NHVS = gather_states(ssm_state, plan, 0).to(exact_type(inputs.x_THP))
         y, states = [], []
-        if first:
+        if shape.num_decode:
             y_DHV, after_DHVS = step_scan(ScanInputs(*(each[:first] for each in inputs)), weights, before_NHVS[:first])
             y.append(y_DHV)
             states.append(after_DHVS)
-        if batch.shape.num_prefill:
+        if shape.num_replayed:
+            assert kept is not None, "replayed rows need what their slots keep"
+            accepted_FHVS = replayed_states(kept, weights, before_NHVS[:first], plan)
+            states.append(accepted_FHVS)
+            y.append(walk_scan(inputs, weights, accepted_FHVS, shape.replay_width))
+            keep_inputs(kept, inputs, plan)
+        if shape.num_rows > first:
             chunked = chunked_scan(inputs, weights, before_NHVS[first:], plan.chunks)
             y.append(chunked.y_tHV)
             states.append(chunked.state_ZHVS)
@@ -76,6 +90,40 @@ def step_scan(inputs: ScanInputs, weights: ScanWeights, before_DHVS: Tensor) -> 
     return y_DHV, after_DHVS
 
 
+def replayed_states(kept: KeptInputs, weights: ScanWeights, before_FHVS: Tensor, plan: Plan) -> Tensor:
+    """States of the replayed rows behind those tokens of their last forwards that stand; [F, H, V, S].
+
+    What is kept of the others is not looked at: it may be another row's, or nothing.
+    """
+    count_F, state_FHVS = plan.batch.replayed_V, before_FHVS
+    assert count_F is not None, "replayed rows need to be told how many tokens"
+    from_F = plan.from_N[: count_F.shape[0]]
+    x_FWHV, dt_FWH, B_FWGS = (each.index_select(0, from_F) for each in kept)
+    for place in range(x_FWHV.shape[1]):
+        B_FGS = B_FWGS[:, place]
+        _, after_FHVS = step_scan(ScanInputs(x_FWHV[:, place], dt_FWH[:, place], B_FGS, B_FGS), weights, state_FHVS)
+        state_FHVS = torch.where((place < count_F)[:, None, None, None], after_FHVS, state_FHVS)
+    return state_FHVS
+
+
+def walk_scan(inputs: ScanInputs, weights: ScanWeights, before_FHVS: Tensor, width: int) -> Tensor:
+    """Outputs of the replayed rows' own tokens, [F * W, H, V]; their states are let go of."""
+    count, state_FHVS, found = before_FHVS.shape[0], before_FHVS, []
+    for place in range(width):
+        own = ScanInputs(*(each[: count * width].unflatten(0, (count, width))[:, place] for each in inputs))
+        y_FHV, state_FHVS = step_scan(own, weights, state_FHVS)
+        found.append(y_FHV)
+    return torch.stack(found, dim=1).flatten(0, 1)
+
+
+def keep_inputs(kept: KeptInputs, inputs: ScanInputs, plan: Plan) -> None:
+    """Leave what the replayed rows' tokens bring to their states in their slots; what was kept there has been read."""
+    shape = plan.batch.shape
+    for held, own in zip(kept, (inputs.x_THP, inputs.dt_TH, inputs.B_TGS), strict=True):
+        own_FWx = own[: shape.num_stepping_tokens].unflatten(0, (shape.num_replayed, shape.replay_width))
+        held.index_copy_(0, plan.to_N[: shape.num_replayed], own_FWx.to(held.dtype))
+
+
 def gather_states(state: Tensor, plan: Plan, first: int) -> Tensor:
     """What rows from ``first`` on start with, [rows, ...]; zeros where nothing comes before, in the exact type."""
     gathered = state.index_select(0, plan.from_N[first:]).to(exact_type(state))
@@ -84,23 +132,26 @@ def gather_states(state: Tensor, plan: Plan, first: int) -> Tensor:
 
 
 def known_inputs(x_TC: Tensor, conv_state: Tensor, plan: Plan) -> Tensor:
-    """[T + N * (K - 1), C] this forward's convolution inputs, and those that its rows' slots remember."""
+    """This forward's convolution inputs, and those that its rows' slots remember; [T + N * remembered, C]."""
     history_NCk = conv_state.index_select(0, plan.from_N).masked_fill(plan.is_fresh_N[:, None, None], 0.0)
     return torch.cat((x_TC, history_NCk.transpose(1, 2).flatten(0, 1)))
 
 
-def input_entry(plan: Plan, row: Tensor, offset: Tensor, width: int) -> Tensor:
+def input_entry(plan: Plan, row: Tensor, offset: Tensor, remembered: int) -> Tensor:
     """Index into :func:`known_inputs` of the input ``offset`` tokens behind the row's first one; negative: before."""
-    shape, remembered = plan.batch.shape, width - 1
+    shape = plan.batch.shape
     own = (plan.batch.query_start_N[row] + offset).clamp(0, shape.num_tokens - 1)
-    history = shape.num_tokens + row * remembered + (remembered + offset).clamp(0, max(0, remembered - 1))
+    place = remembered + offset
+    if shape.num_replayed:
+        place = place - plan.rejected_N[row]
+    history = shape.num_tokens + row * remembered + place.clamp(0, remembered - 1)
     return torch.where(offset >= 0, own, history)
 
 
 def write_history(known: Tensor, conv_state: Tensor, plan: Plan, first: int) -> None:
-    """Write the last K - 1 inputs behind each state taken of rows from ``first`` on."""
+    """Write the last inputs behind each state taken of rows from ``first`` on, as many as slots remember."""
     remembered = conv_state.shape[2]
     row_Z, after_Z, slot_Z = (each[first:] for each in (plan.taken.row_Z, plan.taken.after_Z, plan.taken.slot_Z))
     offset_Zk = after_Z[:, None] - torch.arange(remembered, 0, -1, device=known.device)
-    entry_Zk = input_entry(plan, row_Z[:, None], offset_Zk, remembered + 1)
+    entry_Zk = input_entry(plan, row_Z[:, None], offset_Zk, remembered)
     conv_state.index_copy_(0, slot_Z, known[entry_Zk].transpose(1, 2).to(conv_state.dtype))

@@ -6,7 +6,6 @@ G groups, S state size, I = H * P.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,38 +15,27 @@ from engine.batch import ForwardBatch
 from engine.errors import ConfigError
 from engine.kernels.triton import overlapped, power_of_two
 from engine.ssm import triton_kernels
-from engine.ssm.base import ScanInputs, ScanWeights
+from engine.ssm.base import KeptInputs, ScanInputs, ScanWeights
 from engine.ssm.plan import Plan, Planner
 from engine.ssm.triton_chunk_kernel import chunk_scan_kernel
 from engine.ssm.triton_conv import conv_decode, conv_histories, conv_prefill
+from engine.ssm.triton_replay import conv_replayed, replay_states
+from engine.ssm.triton_tiles import Tiles, num_parts, scan_sizes
+
+__all__ = ["DTYPES", "Tiles", "TritonStateSpace"]
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """How the scan is cut into programs."""
-
-    block_p: int = 16
-    """Channels of a head that one program of a decode row takes; each is a run of S neighbouring state elements."""
-    num_warps: int = 4
-    walk_limit: int = 16
-    """Tokens of a prefill row up to which the same program goes through them one by one."""
-    chunk: int = 32
-    """Tokens of a chunk of longer rows; 16 at least. With 64 of either the kernel keeps registers in memory."""
-    chunk_block_p: int = 32
-    """As ``block_p``, for those; 16 at least."""
-    chunk_warps: int = 4
 
 
 class TritonStateSpace:
     """Implements :class:`engine.ssm.base.StateSpace`.
 
-    Decode rows take one pass over their states, and so do prefill rows where all are short, as when drafts are
-    verified. Longer ones take the chunked form, a program a row and head from its first chunk to its last.
+    Decode rows take one pass over their states, and so do replayed rows, and prefill rows where all are short, as when
+    drafts are verified. Longer ones take the chunked form, a program a row and head from its first chunk to its last.
     """
 
     name = "triton"
+    can_replay = True
 
     def __init__(self, tiles: Tiles | None = None) -> None:
         self._tiles = tiles or Tiles()
@@ -58,33 +46,46 @@ class TritonStateSpace:
     ) -> Tensor:
         check_supported(x_TC, conv_state)
         out_TC = torch.empty(x_TC.shape, dtype=x_TC.dtype, device=x_TC.device)
-        first = batch.shape.num_decode
+        shape = batch.shape
+        has_prefill = shape.num_rows > shape.num_stepping_rows
         # What prefill rows' slots remember is read, for outputs and new histories, before any is written.
-        if batch.shape.num_prefill:
+        if has_prefill:
             taken = self._planner.plan_for(batch, conv_state).taken.of_prefill(batch.shape)
             conv_prefill(x_TC, weight_CK, bias_C, conv_state, batch, out_TC)
             new_ZCk = conv_histories(x_TC, conv_state, batch, taken)
-        if first:
+        if shape.num_decode:
             conv_decode(x_TC, weight_CK, bias_C, conv_state, batch, out_TC)
-        if batch.shape.num_prefill:
+        if shape.num_replayed:
+            conv_replayed(x_TC, weight_CK, bias_C, conv_state, batch, out_TC)
+        if has_prefill:
             conv_state.index_copy_(0, taken.slot_Z, new_ZCk)
         return out_TC
 
-    def scan(self, inputs: ScanInputs, weights: ScanWeights, ssm_state: Tensor, batch: ForwardBatch) -> Tensor:
-        x_THP = inputs.x_THP
+    def scan(
+        self,
+        inputs: ScanInputs,
+        weights: ScanWeights,
+        ssm_state: Tensor,
+        batch: ForwardBatch,
+        kept: KeptInputs | None = None,
+    ) -> Tensor:
+        x_THP, shape = inputs.x_THP, batch.shape
         check_supported(x_THP, ssm_state)
-        has_prefill = batch.shape.num_prefill > 0
+        has_prefill = shape.num_rows > shape.num_stepping_rows
         # Prefill leaves out padding tokens, whose outputs must be finite all the same.
         make = torch.zeros if has_prefill else torch.empty
         y_THP = make(x_THP.shape, dtype=x_THP.dtype, device=x_THP.device)
         if has_prefill:
             self.prefill(inputs, weights, ssm_state, self._planner.plan_for(batch, ssm_state), y_THP)
-        if batch.shape.num_decode:
+        if shape.num_decode:
             self.update(inputs, weights, ssm_state, batch, y_THP)
+        if shape.num_replayed:
+            assert kept is not None, "replayed rows need what their slots keep"
+            replay_states(inputs, weights, ssm_state, kept, batch, y_THP, self._tiles)
         return y_THP
 
     def prefill(self, inputs: ScanInputs, weights: ScanWeights, ssm_state: Tensor, plan: Plan, y_THP: Tensor) -> None:
-        """The scan of the prefill rows, outputs into their tokens of ``y``."""
+        """The scan of the prefill rows behind those that step, outputs into their tokens of ``y``."""
         if plan.batch.shape.max_query_len <= self._tiles.walk_limit:
             walk_states(inputs, weights, ssm_state, plan, y_THP, self._tiles)
         else:
@@ -144,7 +145,7 @@ def update_states(
         y_THP: Contiguous.
         tiles: How to cut the work.
     """
-    grid = (_parts(ssm_state, tiles.block_p), batch.shape.num_decode)
+    grid = (num_parts(ssm_state, tiles.block_p), batch.shape.num_decode)
     triton_kernels.state_update_kernel[grid](
         *inputs,
         *weights[:3],
@@ -158,7 +159,7 @@ def update_states(
         *weights.dt_limits,
         ssm_state.shape[0] - 1,
         num_warps=tiles.num_warps,
-        **_sizes(inputs, ssm_state, tiles.block_p),
+        **scan_sizes(inputs, ssm_state, tiles.block_p),
     )
 
 
@@ -175,12 +176,12 @@ def walk_states(
         y_THP: Contiguous; outputs of padding tokens are left alone.
         tiles: How to cut the work.
     """
-    grid = (_parts(ssm_state, tiles.block_p), plan.batch.shape.num_prefill)
+    grid = (num_parts(ssm_state, tiles.block_p), _num_prefill(plan))
     triton_kernels.state_walk_kernel[grid](
         *_prefill_arguments(inputs, weights, ssm_state, plan, y_THP),
         HAS_KEPT=plan.kept_PW is not None,
         num_warps=tiles.num_warps,
-        **_sizes(inputs, ssm_state, tiles.block_p),
+        **scan_sizes(inputs, ssm_state, tiles.block_p),
     )
 
 
@@ -191,7 +192,7 @@ def scan_chunks(
 
     Three of them stand in for a product of float32, which TF32 would round to 11 bits; half types have no more.
     """
-    grid = (_parts(ssm_state, tiles.chunk_block_p), plan.batch.shape.num_prefill)
+    grid = (num_parts(ssm_state, tiles.chunk_block_p), _num_prefill(plan))
     chunk_scan_kernel[grid](
         *_prefill_arguments(inputs, weights, ssm_state, plan, y_THP),
         HAS_KEPT=plan.kept_PW is not None,
@@ -199,7 +200,7 @@ def scan_chunks(
         PRECISION="tf32x3" if inputs.x_THP.dtype == torch.float32 else "tf32",
         num_warps=tiles.chunk_warps,
         num_stages=1,
-        **_sizes(inputs, ssm_state, tiles.chunk_block_p, least=16),
+        **scan_sizes(inputs, ssm_state, tiles.chunk_block_p, least=16),
     )
 
 
@@ -222,30 +223,10 @@ def _prefill_arguments(
         *(each.stride(0) for each in inputs),
         *weights.dt_limits,
         ssm_state.shape[0] - 1,
-        shape.num_decode,
+        shape.num_stepping_rows,
         1 + shape.max_query_len,
     )
 
 
-def _block_p(ssm_state: Tensor, wanted: int) -> int:
-    return min(wanted, power_of_two(ssm_state.shape[2]))
-
-
-def _parts(ssm_state: Tensor, block_p: int) -> int:
-    """Programs of one row."""
-    heads, head_dim = ssm_state.shape[1:3]
-    return int(heads * -(-head_dim // _block_p(ssm_state, block_p)))
-
-
-def _sizes(inputs: ScanInputs, ssm_state: Tensor, block_p: int, least: int = 1) -> dict[str, Any]:
-    """Compile-time sizes; blocks of ``least`` at least, as products of matrices want them."""
-    _, heads, head_dim, state_size = ssm_state.shape
-    return {
-        "H": heads,
-        "P": head_dim,
-        "G": inputs.B_TGS.shape[1],
-        "S": state_size,
-        "BLOCK_P": max(least, _block_p(ssm_state, block_p)),
-        "BLOCK_S": max(least, power_of_two(state_size)),
-        **overlapped(),
-    }
+def _num_prefill(plan: Plan) -> int:
+    return plan.batch.shape.num_rows - plan.batch.shape.num_stepping_rows

@@ -19,6 +19,7 @@ def conv_decode(
 ) -> None:
     """Convolution of the decode rows into the first D rows of ``out``; moves their histories on by a token."""
     channels, width = weight_CK.shape
+    assert conv_state.shape[2] == width - 1, "rows of one token are not replayed"
     block = 256
     triton_kernels.conv_decode_kernel[(batch.shape.num_decode, -(-channels // block))](
         x_TC,
@@ -44,9 +45,9 @@ def conv_decode(
 def conv_prefill(
     x_TC: Tensor, weight_CK: Tensor, bias_C: Tensor | None, conv_state: Tensor, batch: ForwardBatch, out_TC: Tensor
 ) -> None:
-    """Convolution of the tokens behind the decode rows, padding too, into theirs of ``out``; writes no history."""
+    """Convolution of the tokens behind rows that step, padding too, into theirs of ``out``; writes no history."""
     channels, width = weight_CK.shape
-    first, block = batch.shape.num_decode, 1024
+    first, block = batch.shape.num_stepping_tokens, 1024
     triton_kernels.conv_prefill_kernel[(batch.shape.num_tokens - first, -(-channels // block))](
         x_TC,
         weight_CK,
@@ -62,6 +63,7 @@ def conv_prefill(
         first,
         C=channels,
         K=width,
+        LENGTH=conv_state.shape[2],
         HAS_BIAS=bias_C is not None,
         BLOCK_C=block,
         num_warps=4,
@@ -69,7 +71,7 @@ def conv_prefill(
 
 
 def conv_histories(x_TC: Tensor, conv_state: Tensor, batch: ForwardBatch, taken: Taken) -> Tensor:
-    """[Z, C, K - 1] inputs before the next token of each state taken, for its slot; writes no slot."""
+    """[Z, C, remembered] inputs before the next token of each state taken, for its slot; writes no slot."""
     count, (channels, remembered) = taken.row_Z.shape[0], conv_state.shape[1:]
     out_ZCk = torch.empty((count, channels, remembered), dtype=conv_state.dtype, device=conv_state.device)
     block = 256
@@ -85,7 +87,7 @@ def conv_histories(x_TC: Tensor, conv_state: Tensor, batch: ForwardBatch, taken:
         out_ZCk,
         x_TC.stride(0),
         C=channels,
-        K=remembered + 1,
+        LENGTH=remembered,
         BLOCK_C=block,
         BLOCK_K=power_of_two(remembered),
         num_warps=4,

@@ -87,10 +87,11 @@ def conv_prefill_kernel(
     first,
     C: tl.constexpr,
     K: tl.constexpr,
+    LENGTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """One program a token behind the ``first`` and BLOCK_C channels; only reads the histories."""
+    """One program a token behind the ``first`` and BLOCK_C channels; only reads the histories, of LENGTH inputs."""
     token = tl.program_id(0) + first
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = channel < C
@@ -98,7 +99,7 @@ def conv_prefill_kernel(
     offset = token - tl.load(query_start + row)
     length = tl.load(query_len + row)
     is_known = (length != tl.load(kv_len + row)) & (length > 0)
-    history = conv_state + tl.load(state_from + row) * (C * (K - 1))
+    history = conv_state + tl.load(state_from + row) * (C * LENGTH) + LENGTH - (K - 1)
     total = tl.zeros((BLOCK_C,), dtype=tl.float32)
     if HAS_BIAS:
         total = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
@@ -106,7 +107,7 @@ def conv_prefill_kernel(
         back = K - 1 - k
         is_own = offset >= back
         own = tl.load(x + (token - back).to(tl.int64) * x_stride + channel, mask=inside & is_own, other=0.0)
-        before = tl.load(history + channel * (K - 1) + offset + k, mask=inside & (is_own == 0) & is_known, other=0.0)
+        before = tl.load(history + channel * LENGTH + offset + k, mask=inside & (is_own == 0) & is_known, other=0.0)
         gain = tl.load(weight + channel * K + k, mask=inside, other=0.0).to(tl.float32)
         total += (own.to(tl.float32) + before.to(tl.float32)) * gain
     tl.store(out + token.to(tl.int64) * C + channel, silu(total).to(out.dtype.element_ty), mask=inside)
@@ -125,46 +126,58 @@ def conv_history_kernel(
     out,
     x_stride,
     C: tl.constexpr,
-    K: tl.constexpr,
+    LENGTH: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One program a state taken and BLOCK_C channels: the inputs before its next token into ``out`` [Z, C, K - 1].
+    """One program a state taken and BLOCK_C channels: the inputs before its next token into ``out`` [Z, C, LENGTH].
 
     Not into their slots, where other programs may still have to read what a row started with.
     """
     taken = tl.program_id(0)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     column = tl.arange(0, BLOCK_K)
-    inside = (channel < C)[:, None] & (column < K - 1)[None, :]
+    inside = (channel < C)[:, None] & (column < LENGTH)[None, :]
     row = tl.load(row_of + taken)
-    offset = tl.load(after_of + taken) - (K - 1) + column
+    offset = tl.load(after_of + taken) - LENGTH + column
     length = tl.load(query_len + row)
     is_known = (length != tl.load(kv_len + row)) & (length > 0)
     is_own = (offset >= 0) & (length > 0)
     token = (tl.load(query_start + row) + offset).to(tl.int64)
     own = tl.load(x + token[None, :] * x_stride + channel[:, None], mask=inside & is_own[None, :], other=0.0)
-    history = conv_state + tl.load(state_from + row) * (C * (K - 1))
-    past = channel[:, None] * (K - 1) + (offset + K - 1)[None, :]
+    history = conv_state + tl.load(state_from + row) * (C * LENGTH)
+    past = channel[:, None] * LENGTH + (offset + LENGTH)[None, :]
     before = tl.load(history + past, mask=inside & (offset < 0)[None, :] & is_known, other=0.0)
     new = tl.where(is_own[None, :], own.to(tl.float32), before.to(tl.float32))
-    place = taken.to(tl.int64) * (C * (K - 1)) + channel[:, None] * (K - 1) + column[None, :]
+    place = taken.to(tl.int64) * (C * LENGTH) + channel[:, None] * LENGTH + column[None, :]
     tl.store(out + place, new.to(out.dtype.element_ty), mask=inside)
 
 
 # fmt: off
 @triton.jit
-def token_step(
-    x, dt, b, c, token, x_stride, dt_stride, b_stride, c_stride, step_bias, least_dt, most_dt, head, channel, column,
-    has_channel, has_column, H: tl.constexpr, P: tl.constexpr, G: tl.constexpr, S: tl.constexpr,
+def entering_step(
+    x, dt, b, token, x_stride, dt_stride, b_stride, step_bias, least_dt, most_dt, head, channel, column, has_channel,
+    has_column, H: tl.constexpr, P: tl.constexpr, G: tl.constexpr, S: tl.constexpr,
 ):
-    """What one token brings to a head: its time step, x, B and C."""
+    """What one token brings to a head's state: its time step, x and B."""
     group = head // (H // G)
     step = tl.load(dt + token * dt_stride + head).to(tl.float32) + step_bias
     step = tl.minimum(tl.maximum(softplus(step), least_dt), most_dt)
     value = tl.load(x + token * x_stride + head * P + channel, mask=has_channel, other=0.0).to(tl.float32)
     enter = tl.load(b + token * b_stride + group * S + column, mask=has_column, other=0.0).to(tl.float32)
-    leave = tl.load(c + token * c_stride + group * S + column, mask=has_column, other=0.0).to(tl.float32)
+    return step, value, enter
+
+
+@triton.jit
+def token_step(
+    x, dt, b, c, token, x_stride, dt_stride, b_stride, c_stride, step_bias, least_dt, most_dt, head, channel, column,
+    has_channel, has_column, H: tl.constexpr, P: tl.constexpr, G: tl.constexpr, S: tl.constexpr,
+):
+    """The same, and its C."""
+    step, value, enter = entering_step(
+        x, dt, b, token, x_stride, dt_stride, b_stride, step_bias, least_dt, most_dt, head, channel, column,
+        has_channel, has_column, H, P, G, S)
+    leave = tl.load(c + token * c_stride + head // (H // G) * S + column, mask=has_column, other=0.0).to(tl.float32)
     return step, value, enter, leave
 # fmt: on
 

@@ -24,6 +24,7 @@ LIMITS: dict[str, Any] = {
     "num_blocks": 32,
     "device": "inline",
     "debug_invariants": True,
+    "overlap_admission": False,  # unless a case says so
 }
 CASES: dict[str, dict[str, Any]] = {
     "prefix": {"prefix_caching": True},
@@ -116,6 +117,23 @@ class TestAgainstAPlainRun:
         assert (counters.prefix_hit_tokens > 0) == ("prefix_caching" in CASES[case])
         assert (counters.pauses + counters.evictions > 0) == (case in ("pausing", "evicting", "beside, all of it"))
         assert (counters.orders["overlap_admit"] > 0) == (mode == "async" and "beside" in case)
+
+
+class TestDrafts:
+    @pytest.mark.parametrize("case", ["beside", "beside, all of it"])
+    def test_beside_prompts_that_enter_change_no_token(self, case: str) -> None:
+        """On the shipped hybrid, whose heads foresee something; against a run without drafts."""
+        loaded = load_model("shipped", dtype=torch.float64, device=torch.device("cpu"))
+        plain, _ = serve(loaded, mode="legacy")
+
+        found, engine = serve(loaded, speculative_tokens=2, **CASES[case])
+
+        assert [one.token_ids for one in found] == [one.token_ids for one in plain]
+        for one, other in zip(found, plain, strict=True):
+            for part, values in engine_says(one).items():
+                assert torch.allclose(values, engine_says(other)[part], atol=1e-6, rtol=0), part
+        assert engine.counters.orders["mtp_overlap_admit"] > 2
+        assert engine.counters.drafts_accepted.total() > 0
 
 
 class TestCache:

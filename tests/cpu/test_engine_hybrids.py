@@ -105,6 +105,29 @@ class TestOneScheduleAgainstAnother:
 
         assert tokens(together) == expected_mix()
 
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"speculative_tokens": 2},
+            {"speculative_tokens": 1, "device": "cpu", "graphs": (8,), "graph_non_decode": False},
+            {"speculative_tokens": 2, "state_rewind": "replayed", "prefix_caching": True},
+        ],
+        ids=["2", "1, buckets", "2, replayed"],
+    )
+    def test_drafts_whose_counts_are_waited_for_late_give_the_same_tokens(self, options: dict[str, Any]) -> None:
+        loaded = tiny_hybrid()
+
+        late = serve(
+            loaded,
+            prompts(loaded.vocab_size),
+            MIX,
+            late_rewind=True,
+            **{"device": "inline", **options},
+            dtype="float64",
+        )
+
+        assert tokens(late) == expected_mix()
+
     @pytest.mark.parametrize("budget", [10, 17, 64])
     def test_prompts_read_in_chunks_give_the_same_tokens(self, budget: int) -> None:
         loaded = tiny_hybrid()

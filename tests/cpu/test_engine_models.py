@@ -17,6 +17,8 @@ from tests.checkpoints import write_checkpoint
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 100)
 LIMITS: dict[str, Any] = {"max_requests": 8, "max_batch_tokens": 512, "max_sequence_length": 192, "num_blocks": 60}
+GRAPHS = (2, 8, 200)
+"""Few rows, all rows, and the prompts together; three times as many sizes say the same."""
 
 
 def prompts(vocab_size: int) -> list[list[int]]:
@@ -57,6 +59,13 @@ MIX = [
 ]
 
 
+@pytest.fixture(scope="module")
+def alone(float64_model: LoadedModel) -> list[RequestOutput]:
+    """What each request of the mix says when it is served by itself."""
+    requests = prompts(float64_model.vocab_size)
+    return serve(float64_model, requests, MIX, one_by_one=True, mode="legacy", device="inline", dtype="float64")
+
+
 class TestAgainstTransformers:
     @pytest.mark.parametrize("graphs", [None, (1, 4, 8)])
     @pytest.mark.parametrize(
@@ -91,12 +100,11 @@ class TestOneScheduleAgainstAnother:
 
     @pytest.mark.parametrize("device", ["inline", "cpu"])
     @pytest.mark.parametrize("mode", ["legacy", "async"])
-    @pytest.mark.parametrize("graphs", [None, -1])
+    @pytest.mark.parametrize("graphs", [None, GRAPHS])
     def test_batched_equals_one_by_one(
-        self, float64_model: LoadedModel, device: Any, mode: Any, graphs: int | None
+        self, float64_model: LoadedModel, alone: list[RequestOutput], device: Any, mode: Any, graphs: Any
     ) -> None:
         requests = prompts(float64_model.vocab_size)
-        alone = serve(float64_model, requests, MIX, one_by_one=True, mode="legacy", device="inline", dtype="float64")
 
         together = serve(float64_model, requests, MIX, mode=mode, device=device, graphs=graphs, dtype="float64")
 
@@ -138,7 +146,7 @@ class TestOneScheduleAgainstAnother:
         params = SamplingParams(max_tokens=30, temperature=0, logprobs=2)
         legacy = serve(loaded, requests, params, mode="legacy")
 
-        for one, other in zip(legacy, serve(loaded, requests, params, mode="async", graphs=-1), strict=True):
+        for one, other in zip(legacy, serve(loaded, requests, params, mode="async", graphs=GRAPHS), strict=True):
             assert one.logprobs is not None
             for token, twin, row in zip(one.token_ids, other.token_ids, one.logprobs, strict=False):
                 if token != twin:

@@ -69,7 +69,9 @@ class TestAnswers:
             {"speculative_tokens": 1},
             {"speculative_tokens": 2},
             {"speculative_tokens": 2, "mode": "legacy"},
+            {"speculative_tokens": 2, "late_rewind": True, "prefix_caching": True},
             {"speculative_tokens": 2, "prefix_caching": True, "chunked_prefill": True, "max_batch_tokens": 48},
+            {"state_rewind": "replayed", "speculative_tokens": 2, "chunked_prefill": True, "max_batch_tokens": 48},
         ],
         ids=lambda options: "-".join(map(str, options.values())),
     )

@@ -24,7 +24,7 @@ class TestSoak:
         report = soak(device, 300, seed=3, **options)
 
         assert report.num_waits == [0, 0, 0]
-        assert {"overlap", "no_overlap", "legacy", "primer", "drain"} <= set(report.orders)
+        assert {"overlap", "overlap_admit", "no_overlap", "legacy", "primer", "drain"} <= set(report.orders)
         assert {"length", "stop", "abort"} <= set(report.finished)
         assert (report.graph_hits > 0) == ("graphs" in options)
 

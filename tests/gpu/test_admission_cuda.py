@@ -23,7 +23,13 @@ from workbench.workloads import RequestSpec, Workload
 
 DEVICE = "cuda" if torch.cuda.is_available() else "inline"
 TORCH_DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-LIMITS: dict[str, Any] = {"device": DEVICE, "max_requests": 6, "max_sequence_length": 160, "num_blocks": 60}
+LIMITS: dict[str, Any] = {
+    "device": DEVICE,
+    "max_requests": 6,
+    "max_sequence_length": 160,
+    "num_blocks": 60,
+    "overlap_admission": False,  # unless a case says so
+}
 COUNT = 24
 MODEL = "shape:qwen3-0.6b"
 CASES: dict[str, dict[str, Any]] = {
@@ -125,6 +131,24 @@ class TestFloat64:
             }
 
 
+class TestDrafts:
+    @pytest.mark.parametrize("case", ["beside", "beside, chunks, prefix"])
+    @pytest.mark.parametrize("graphs", [None, -1])
+    def test_beside_prompts_that_enter_change_no_token(self, case: str, graphs: int | None) -> None:
+        loaded = load_model("shipped", dtype=torch.float64, device=TORCH_DEVICE)
+        plain, _ = serve(loaded, mode="legacy", dtype="float64", graphs=None)
+
+        options: dict[str, Any] = {"speculative_tokens": 2, "graphs": graphs, "dtype": "float64", **CASES[case]}
+        found, engine = serve(loaded, debug_invariants=True, **options)
+
+        assert [one.token_ids for one in found] == [one.token_ids for one in plain]
+        for one, other in zip(found, plain, strict=True):
+            for part, values in engine_says(one).items():
+                assert torch.allclose(values, engine_says(other)[part], atol=1e-6, rtol=0), part
+        assert engine.counters.orders["mtp_overlap_admit"] > 10
+        assert engine.counters.drafts_accepted.total() > 0
+
+
 class TestBfloat16:
     @pytest.mark.parametrize("backend", ["triton", "flashinfer"])
     def test_legs_part_only_where_rounding_decides(self, backend: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +162,7 @@ class TestBfloat16:
             Workload(name="admission", requests=requests),
             [
                 "legacy",
-                ("prefix", {"mode": "async", "prefix_caching": True}),
+                ("prefix", {"mode": "async", "overlap_admission": False, "prefix_caching": True}),
                 ("beside", {"mode": "async", "overlap_admission": True, "prefix_caching": True}),
             ],
             model=loaded,
@@ -158,14 +182,25 @@ class TestBfloat16:
 
 
 class TestWaitsForNothing:
-    @pytest.mark.parametrize("case", ["beside", "beside, chunks, prefix", "gated, beside, chunks"])
+    @pytest.mark.parametrize(
+        ("case", "drafts"),
+        [
+            ("beside", 0),
+            ("beside, chunks, prefix", 0),
+            ("gated, beside, chunks", 0),
+            ("beside", 3),
+            ("beside, chunks, prefix", 2),
+        ],
+    )
     @pytest.mark.parametrize("graphs", [None, -1])
-    def test_overlapped_admission_passes_under_the_sync_debug_mode(self, case: str, graphs: int | None) -> None:
-        loaded = load_model("oracle", device=TORCH_DEVICE)
+    def test_overlapped_admission_passes_under_the_sync_debug_mode(
+        self, case: str, drafts: int, graphs: int | None
+    ) -> None:
+        """With drafts the accepted counts are waited for, by an event, as resolve waits for tokens."""
+        loaded = load_model("oracle-mtp" if drafts else "oracle", device=TORCH_DEVICE)
         checked = 0
-        with Engine(
-            loaded, EngineConfig(**{**LIMITS, "max_batch_tokens": 512, "graphs": graphs, **CASES[case]})
-        ) as engine:
+        options = {"max_batch_tokens": 512, "graphs": graphs, "speculative_tokens": drafts, **CASES[case]}
+        with Engine(loaded, EngineConfig(**{**LIMITS, **options})) as engine:
             coming = list(enumerate(prompts(loaded.vocab_size)))
             while coming or engine.has_unfinished():
                 if coming and engine.controller.next_index % 2 == 0:
@@ -176,7 +211,7 @@ class TestWaitsForNothing:
                 engine.step(until=lambda border: True)  # stands before its first phase
                 iteration = engine.in_hand
                 assert iteration is not None
-                if iteration.order is Order.OVERLAP_ADMIT:
+                if iteration.order.without_drafting is Order.OVERLAP_ADMIT:
                     with no_hidden_synchronisation():
                         engine.step()
                     checked += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -133,10 +135,26 @@ class TestDecode:
     @pytest.mark.parametrize("tile", TILES[1:])
     def test_takes_several_query_tokens_a_row(self, queries: int, window: int | None, tile: DecodeTile | None) -> None:
         rows = [(length, queries) for length in LENGTHS if length >= queries]
-        world = World(rows, num_decode=len(rows))
+        world = World(rows, num_decode=0)
+        batch = world.batch._replace(shape=replace(world.batch.shape, num_wide=len(rows)))
         out = torch.full_like(world.q, float("nan"))
 
-        decode(world.q, world.cache, world.batch, out, scale=0.1, window=window, tile=tile, queries=queries)
+        decode(world.q, world.cache, batch, out, scale=0.1, window=window, tile=tile, queries=queries)
+
+        world.check(out, window, 0.1)
+
+    @pytest.mark.parametrize("queries", [2, 4])
+    @pytest.mark.parametrize("window", [None, 20])
+    @pytest.mark.parametrize("padding", [0, 3])
+    def test_takes_wide_rows_beside_prompts(self, queries: int, window: int | None, padding: int) -> None:
+        wide = [(length, queries) for length in LENGTHS if length >= queries]
+        prompts = [(5, 5), (130, 100), (65, 1)] if padding else []
+        world = World([*wide, *prompts], num_decode=0, padding=padding)
+        shape = replace(world.batch.shape, num_wide=len(wide), wide_width=queries)
+
+        out = TritonAttention().attend(
+            world.q, world.cache, world.batch._replace(shape=shape), scale=0.1, window=window
+        )
 
         world.check(out, window, 0.1)
 

@@ -25,7 +25,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "inline"
 TORCH_DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 LENGTHS = (1, 2, 15, 16, 17, 33, 70, 100, 5, 49, 64, 31)
 LIMITS: dict[str, Any] = {"device": DEVICE, "max_requests": 6, "max_sequence_length": 160, "num_blocks": 60}
-CHUNKS: dict[str, Any] = {"chunked_prefill": True, "max_batch_tokens": 24}
+CHUNKS: dict[str, Any] = {"chunked_prefill": True, "max_batch_tokens": 24, "overlap_admission": False}
+"""As upstream; test_admission_cuda.py has chunks that are read beside the pending forward."""
 MODEL = "shape:qwen3-0.6b"
 
 
@@ -98,7 +99,7 @@ class TestBfloat16:
             )
             for seed in range(24)
         )
-        chunks = {"chunked_prefill": True, "max_batch_tokens": 64}
+        chunks = {"chunked_prefill": True, "max_batch_tokens": 64, "overlap_admission": False}
 
         found = compare(
             Workload(name="chunks", requests=requests),

@@ -27,21 +27,24 @@ def run(model: str, **options: Any) -> tuple[list[tuple[Any, ...]], Engine]:
 class TestSameTokens:
     @pytest.mark.parametrize("mode", ["legacy", "async"])
     @pytest.mark.parametrize("graphs", [None, -1])
-    @pytest.mark.parametrize("drafts", [0, 1, 3])
-    def test_drafts_and_states_change_no_token(self, mode: str, graphs: int | None, drafts: int) -> None:
+    @pytest.mark.parametrize(
+        ("drafts", "rewind"), [(0, "stored"), (1, "stored"), (3, "stored"), (1, "replayed"), (3, "replayed")]
+    )
+    def test_drafts_and_states_change_no_token(self, mode: str, graphs: int | None, drafts: int, rewind: str) -> None:
         expected, _ = run("oracle", device="inline", mode="legacy")
 
-        found, engine = run("oracle-mtp", device="cuda", mode=mode, graphs=graphs, speculative_tokens=drafts)
+        options: dict[str, Any] = {"speculative_tokens": drafts, "state_rewind": rewind}
+        found, engine = run("oracle-mtp", device="cuda", mode=mode, graphs=graphs, **options)
 
         assert found == expected
         if drafts:
             assert 0 < engine.counters.drafts_accepted[0] < engine.counters.drafts_proposed[0]
 
-    @pytest.mark.parametrize("drafts", [0, 2])
-    def test_prefixes_are_skipped_with_their_states(self, drafts: int) -> None:
+    @pytest.mark.parametrize(("drafts", "rewind"), [(0, "stored"), (2, "stored"), (2, "replayed")])
+    def test_prefixes_are_skipped_with_their_states(self, drafts: int, rewind: str) -> None:
         expected, _ = run("oracle", device="inline", mode="legacy")
 
-        options: dict[str, Any] = {"prefix_caching": True, "speculative_tokens": drafts}
+        options: dict[str, Any] = {"prefix_caching": True, "speculative_tokens": drafts, "state_rewind": rewind}
         with Engine.from_pretrained(
             "oracle-mtp", EngineConfig(**{**LIMITS, **options, "device": "cuda"}), progress=False
         ) as engine:
@@ -53,9 +56,11 @@ class TestSameTokens:
         assert engine.counters.prefix_hit_tokens > 0
 
     @pytest.mark.parametrize("how", ["offload", "recompute"])
-    def test_a_suspended_engine_goes_on(self, how: Any) -> None:
+    @pytest.mark.parametrize("rewind", ["stored", "replayed"])
+    def test_a_suspended_engine_goes_on(self, how: Any, rewind: Any) -> None:
         expected, _ = run("oracle", device="inline", mode="legacy")
-        config = EngineConfig(**LIMITS, device="cuda", speculative_tokens=2, prefix_caching=True)
+        options: dict[str, Any] = {"speculative_tokens": 2, "prefix_caching": True, "state_rewind": rewind}
+        config = EngineConfig(**LIMITS, device="cuda", **options)
         with Engine.from_pretrained("oracle-mtp", config, progress=False) as engine:
             ids = [engine.add_request(prompt, params) for prompt, params in zip(PROMPTS, MIX, strict=True)]
             done = {}
@@ -81,7 +86,8 @@ class TestOneWait:
                 border = engine.step_phase()
                 while border is not None:
                     current = engine.controller.current
-                    if current is not None and current.order is Order.MTP_OVERLAP and engine.next_phase is not None:
+                    is_overlap = current is not None and current.order in (Order.MTP_OVERLAP, Order.MTP_OVERLAP_ADMIT)
+                    if is_overlap and engine.next_phase is not None:
                         with no_hidden_synchronisation():
                             border = engine.step_phase()
                         checked += engine.next_phase is Phase.FORWARD
@@ -100,14 +106,31 @@ class TestHalfPrecision:
         assert [len(ids) for ids, _ in found] == [params.max_tokens for params in MIX]
         assert engine.counters.graph_hits > 0
 
+    @pytest.mark.parametrize("model", ["shape:tiny-hybrid", "shipped"])
+    @pytest.mark.parametrize("state_dtype", ["auto", "bfloat16"])
+    def test_states_are_replayed_in_graphs(self, model: str, state_dtype: str) -> None:
+        options: dict[str, Any] = {"speculative_tokens": 2, "state_rewind": "replayed"}
+        found, engine = run(model, device="cuda", dtype="bfloat16", graphs=-1, mamba_state_dtype=state_dtype, **options)
+
+        assert all(len(ids) <= params.max_tokens for (ids, _), params in zip(found, MIX, strict=True))
+        assert engine.counters.graph_hits > 0
+        assert sum(engine.counters.drafts_proposed.values()) > 0
+
     @pytest.mark.parametrize(
-        ("model", "drafts"), [("shape:tiny-hybrid", 0), ("shape:tiny-hybrid", 2), ("shape:tiny-moe", 0)]
+        ("model", "drafts", "rewind"),
+        [
+            ("shape:tiny-hybrid", 0, "stored"),
+            ("shape:tiny-hybrid", 2, "stored"),
+            ("shape:tiny-hybrid", 2, "replayed"),
+            ("shape:tiny-moe", 0, "stored"),
+        ],
     )
     @pytest.mark.parametrize("graphs", [None, -1])
-    def test_float64_is_the_same_in_both_modes(self, model: str, drafts: int, graphs: int | None) -> None:
+    def test_float64_is_the_same_in_both_modes(self, model: str, drafts: int, rewind: str, graphs: int | None) -> None:
         expected, _ = run(model, device="cuda", mode="legacy", dtype="float64")
 
-        found, engine = run(model, device="cuda", dtype="float64", graphs=graphs, speculative_tokens=drafts)
+        options: dict[str, Any] = {"speculative_tokens": drafts, "state_rewind": rewind}
+        found, engine = run(model, device="cuda", dtype="float64", graphs=graphs, **options)
 
         assert found == expected
         assert (sum(engine.counters.drafts_proposed.values()) > 0) is (drafts > 0)

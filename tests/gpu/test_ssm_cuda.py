@@ -12,6 +12,7 @@ from engine.batch import ForwardBatch
 from engine.ssm import TorchStateSpace
 from engine.ssm.base import NO_LIMITS, StateSpace
 from tests.ssm_batches import Layer, Row, Sizes, packed
+from tests.ssm_rewinds import Rewinder, Story, Way
 
 pytest.importorskip("triton")
 from engine.ssm.triton import Tiles, TritonStateSpace
@@ -32,6 +33,9 @@ TOLERANCE = {
     ("mamba-state", torch.bfloat16): 1e-2,
     ("norm", torch.float32): 1e-6,
     ("norm", torch.bfloat16): 2.5e-3,
+    # By the type of the stored state, besides the above: rounded to 8 and 11 bits once a forward, mostly decayed since.
+    ("kept", torch.bfloat16): 2.5e-3,
+    ("kept", torch.float16): 3e-4,
 }
 TYPES = [torch.float32, torch.bfloat16]
 SIZES = [
@@ -173,6 +177,57 @@ def test_every_tile_gives_the_same_states(tiles: Tiles, rows: str) -> None:
     check_batch(TritonStateSpace(tiles), BATCHES[rows], SIZES[1], torch.float32)
 
 
+@pytest.mark.parametrize("way", ["stored", "replayed"])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("sizes", SIZES, ids=["odd", "released", "narrow"])
+@pytest.mark.parametrize("width", [2, 3, 4])
+def test_rows_that_go_back_read_on_as_if_what_was_rejected_had_never_been(
+    way: Way, dtype: torch.dtype, sizes: Sizes, width: int
+) -> None:
+    """Random counts of tokens that stand, rows in any order, prompts and snapshots beside them; NaN elsewhere."""
+    rewinder = Rewinder(way, sizes, rows=4, width=width, dtype=dtype, device=DEVICE)
+    for number, (found, expected) in enumerate(Story(rewinder, TritonStateSpace(), rows=4, seed=width).run(6)):
+        assert error(found, expected) < TOLERANCE["scan" if number % 2 else "conv", dtype]
+
+
+@pytest.mark.parametrize("tiles", [Tiles(block_p=4, num_warps=1), Tiles(block_p=32, num_warps=8), Tiles(block_p=64)])
+def test_every_tile_replays_alike(tiles: Tiles) -> None:
+    rewinder = Rewinder("replayed", SIZES[1], rows=3, width=3, dtype=torch.float32, device=DEVICE)
+    for found, expected in Story(rewinder, TritonStateSpace(tiles), rows=3, seed=0).run(3):
+        assert error(found, expected) < TOLERANCE["scan", torch.float32]
+
+
+@pytest.mark.parametrize("way", ["stored", "replayed"])
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float16])
+def test_states_of_half_the_size_are_rounded_once_a_forward(way: Way, kept: torch.dtype) -> None:
+    rewinder = Rewinder(way, SIZES[1], rows=3, width=3, dtype=torch.float32, device=DEVICE, state_dtype=kept)
+    pairs = Story(rewinder, TritonStateSpace(), rows=3, seed=1).run(8)
+    for found, expected in pairs[1::2]:
+        assert error(found, expected) < TOLERANCE["scan", torch.float32] + TOLERANCE["kept", kept]
+    assert rewinder.layer.ssm_state.dtype == kept
+
+
+@pytest.mark.parametrize("name", backends())
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", BATCHES)
+def test_every_kind_of_row_takes_states_of_half_the_size(name: str, kept: torch.dtype, rows: str) -> None:
+    backend, sizes = backend_of(name), SIZES[1]
+    layer = Layer.random(sizes, torch.float32, device=DEVICE, state_dtype=kept)
+    exact, batch = layer.to(torch.float64), packed(BATCHES[rows], sizes, device=DEVICE)
+    _, x, dt = inputs_for(batch, layer, torch.float32)
+    plain = packed(BATCHES[rows], sizes)
+    _, expected = exact.run(TorchStateSpace(), x.double().cpu(), dt.double().cpu(), plain)
+
+    _, y = layer.run(backend, x, dt, batch)
+
+    prefix = "mamba-" if name == "mamba_ssm" else ""
+    assert error(y, expected) < TOLERANCE[f"{prefix}scan", torch.float32]
+    for row in BATCHES[rows]:
+        for slot in (row.target, *row.snapshots.values()):
+            limit = TOLERANCE[f"{prefix}state", torch.float32] + TOLERANCE["kept", kept]
+            assert error(layer.ssm_state[slot], exact.ssm_state[slot]) < limit
+
+
 def test_states_may_be_kept_in_bfloat16() -> None:
     layer = Layer.random(SIZES[1], torch.bfloat16, device=DEVICE, state_dtype=torch.bfloat16)
     exact, batch = layer.to(torch.float64), packed(DECODE, SIZES[1], device=DEVICE)
@@ -271,3 +326,49 @@ def test_a_captured_graph_reads_the_slots_of_its_replay(name: str, rows: str) ->
     torch.testing.assert_close(y[real], eager[real], atol=0.0, rtol=0.0)
     torch.testing.assert_close(layer.conv_state[:-1], expected.conv_state[:-1], atol=0.0, rtol=0.0)
     torch.testing.assert_close(layer.ssm_state[:-1], expected.ssm_state[:-1], atol=0.0, rtol=0.0)
+
+
+@on_cuda
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("width", [2, 4])
+def test_a_captured_graph_replays_as_many_tokens_as_the_device_says(dtype: torch.dtype, width: int) -> None:
+    """Captured once; before each replay other counts, slots and contents: bit for bit what an eager forward gives."""
+    rows, backend = 5, TritonStateSpace()
+    captured = Rewinder("replayed", SIZES[1], rows=rows, width=width, dtype=dtype, device=DEVICE)
+    eager = Rewinder("replayed", SIZES[1], rows=rows, width=width, dtype=dtype, device=DEVICE)
+    batch = captured.batch([captured.step(i, 0) for i in range(rows - 1)], rows - 1, 1)
+    wide, x, dt = inputs_for(batch, captured.layer, dtype)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        captured.layer.run(backend, x, dt, batch)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            mixed, y = captured.layer.run(backend, x, dt, batch)
+    torch.cuda.synchronize()
+    for mine, theirs in zip(states_of(captured.layer), states_of(eager.layer), strict=True):
+        mine.copy_(theirs)
+
+    for number in range(6):
+        slots = [(3 * number + i) % rows for i in range(rows - 1)]
+        new = captured.batch([captured.step(slot, (number + slot) % (width + 1)) for slot in slots], rows - 1, 1)
+        assert new.shape == batch.shape
+        for old_tensor, new_tensor in zip(batch, new, strict=True):
+            if isinstance(old_tensor, Tensor):
+                old_tensor.copy_(new_tensor)
+        wide.copy_(inputs_for(new, captured.layer, dtype, seed=number)[0])
+        graph.replay()
+        expected_mixed, expected_y = eager.layer.run(backend, x, dt, new)
+        torch.cuda.synchronize()
+
+        torch.testing.assert_close(mixed, expected_mixed, atol=0.0, rtol=0.0)
+        torch.testing.assert_close(y, expected_y, atol=0.0, rtol=0.0)
+        for mine, theirs in zip(states_of(captured.layer), states_of(eager.layer), strict=True):
+            torch.testing.assert_close(mine[:-1], theirs[:-1], atol=0.0, rtol=0.0)
+
+
+def states_of(layer: Layer) -> tuple[Tensor, ...]:
+    """Whatever a slot holds."""
+    assert layer.kept is not None
+    return layer.conv_state, layer.ssm_state, *layer.kept

@@ -143,6 +143,16 @@ class TestGraphAwareAdmission:
         assert re.search(r"request-\d+ +[1-9]\d* iterations; it needs \d+ tokens, 1 prefill", text)
         ((together, counted),) = re.findall(r"(\d+) together, (\d+) counted", text)
         assert together == counted
+        assert "ids and ends of 60 requests in 2 legs: 60 equal" in text
+        eager = dict(re.findall(r"gate (off|on): (\d+) of \d+ forwards are eager", text))
+        assert int(eager["off"]) > int(eager["on"]) == 0
+        shown = [output.data for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
+        (plot,) = [data["application/vnd.plotly.v1+json"] for data in shown if _is_of_eager_forwards(data)]
+        assert [max(line["y"]) for line in plot["data"]] == [int(eager["off"]), 0]
+
+
+def _is_of_eager_forwards(data: nbformat.NotebookNode) -> bool:
+    return "eager forwards so far" in str(data.get("application/vnd.plotly.v1+json", ""))
 
 
 class TestHybridAndMtp:

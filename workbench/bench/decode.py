@@ -17,6 +17,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.progress import CaptureBar
 from engine.request import SamplingParams
+from engine.step_function import state_options
 from workbench.bench.breakdown import Breakdown, steady_summary
 from workbench.bench.decode_table import CELL_HEAD, PAIR_HEAD, PHASE_HEAD, cell_line, describe, pair_line, phase_line
 from workbench.bench.floor import floor_ms
@@ -132,7 +133,13 @@ def _measure_cell(engine: Engine, plan: DecodePlan, batch: int, bandwidth: float
         tpot_ms=median(long - short for long, short in times[1:]) / plan.output_len * 1e3,
         prefill_ms=median(short_s) * 1e3,
         tokens_per_s=batch * (plan.output_len + 1) / median(long_s),
-        floor_ms=floor_ms(engine.loaded.model, rows=batch, cached=plan.cached, bandwidth=bandwidth),
+        floor_ms=floor_ms(
+            engine.loaded.model,
+            rows=batch,
+            cached=plan.cached,
+            bandwidth=bandwidth,
+            states=state_options(engine.resolved.config),
+        ),
         breakdown=Breakdown.of(steady_summary(engine.recorder.spans(), engine.recorder.iterations())),
         lost_iterations=engine.recorder.lost_iterations,
     )

@@ -8,9 +8,9 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from engine.models.base import Model
+from engine.models.base import PLAIN_STATES, Model, StateOptions
 from engine.models.moe import MoE
-from engine.step_function import bytes_per_slot, bytes_per_token
+from engine.step_function import bytes_per_slot, bytes_per_token, layer_states
 
 _COPIES, _SAMPLES = 4, 9
 _BUFFER_BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}
@@ -74,12 +74,12 @@ def kv_bytes(model: Model, tokens: float) -> float:
     return tokens * bytes_per_token(model.cache_layout())
 
 
-def state_bytes(model: Model, rows: float) -> float:
-    """Bytes of recurrent state that a decode step of so many rows reads and writes."""
-    return 2 * rows * bytes_per_slot(model.cache_layout())
+def state_bytes(model: Model, rows: float, states: StateOptions = PLAIN_STATES) -> float:
+    """Bytes of recurrent state that a decode step of so many rows reads and writes, once each, if kept so."""
+    return 2 * rows * bytes_per_slot(layer_states(model, 0, states))
 
 
-def floor_ms(model: Model, *, rows: int, cached: float, bandwidth: float) -> float:
+def floor_ms(model: Model, *, rows: int, cached: float, bandwidth: float, states: StateOptions = PLAIN_STATES) -> float:
     """Milliseconds of a decode step of ``rows`` rows with ``cached`` tokens each, if reading were all.
 
     Args:
@@ -87,9 +87,10 @@ def floor_ms(model: Model, *, rows: int, cached: float, bandwidth: float) -> flo
         rows: Requests in the step.
         cached: Tokens whose keys and values a row reads, on average.
         bandwidth: Bytes a second.
+        states: How recurrent states are kept.
     """
     read = weight_bytes(model) - unread_expert_bytes(model, rows)
-    read += kv_bytes(model, rows * cached) + state_bytes(model, rows)
+    read += kv_bytes(model, rows * cached) + state_bytes(model, rows, states)
     return read / bandwidth * 1e3
 
 

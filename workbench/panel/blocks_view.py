@@ -112,6 +112,8 @@ def _states_cell(session: Session) -> StatesCell | None:
         return None
     kept = states.snapshots
     each = "" if states.states_per_slot == 1 else f", {states.states_per_slot} states each: one behind every draft"
+    if states.replayed_tokens:
+        each = f", each with inputs of {states.replayed_tokens} tokens, to replay those that are accepted"
     return StatesCell(
         text=f"{states.num_live} of {len(states.slots)} live{each}; {bytes_text(states.state_bytes)} a state",
         slots=[

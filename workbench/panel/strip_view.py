@@ -66,6 +66,28 @@ _IN_ORDER: dict[tuple[Order, Phase], str] = {
     (Order.MTP_OVERLAP, Phase.FORWARD): "It lines up behind the draft heads, before the host has seen a token.",
     (Order.MTP_OVERLAP, Phase.RESOLVE): "The device works on the next forward meanwhile.",
     (Order.MTP_OVERLAP, Phase.EMIT): "The device works on the next forward meanwhile.",
+    (Order.MTP_OVERLAP_ADMIT, Phase.VERIFY): "It lines up behind the running forward; nobody waits.",
+    (Order.MTP_OVERLAP_ADMIT, Phase.REWIND): "This is the one wait before the next forward: its lengths depend on it. "
+    "The device goes on with the draft heads.",
+    (
+        Order.MTP_OVERLAP_ADMIT,
+        Phase.ADMIT,
+    ): "The verified tokens are not resolved, so rows are added and none is moved; the draft heads hide this.",
+    (
+        Order.MTP_OVERLAP_ADMIT,
+        Phase.PREPARE,
+    ): "The device works on the draft heads meanwhile; prompts join the decode rows.",
+    (Order.MTP_OVERLAP_ADMIT, Phase.FORWARD): "It lines up behind the draft heads, before the host has seen a token.",
+    (Order.MTP_OVERLAP_LATE, Phase.PREPARE): "The device still works on the pending forward, so this is hidden. How "
+    "many drafts that accepts is not known: lengths are what they are at most, and the device counts for itself.",
+    (Order.MTP_OVERLAP_LATE, Phase.VERIFY): "It lines up behind the running forward; nobody waits.",
+    (Order.MTP_OVERLAP_LATE, Phase.DRAFT): "Nobody waits.",
+    (Order.MTP_OVERLAP_LATE, Phase.FORWARD): "It lines up behind the draft heads, before the host knows a count or a "
+    "token.",
+    (Order.MTP_OVERLAP_LATE, Phase.REWIND): "The next forward is enqueued, and runs or waits for its turn meanwhile.",
+    (Order.MTP_OVERLAP_LATE, Phase.RESOLVE): "The device works on the draft heads and the next forward meanwhile; a "
+    "row that ended was computed in it for nothing.",
+    (Order.MTP_OVERLAP_LATE, Phase.EMIT): "The device works on the next forward meanwhile.",
     (Order.PRIMER, Phase.ADMIT): "Nothing is pending yet.",
     (Order.PRIMER, Phase.FORWARD): "The next iteration samples it.",
     (Order.DRAIN, Phase.RESOLVE): "Nothing is launched behind it.",

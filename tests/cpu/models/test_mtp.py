@@ -281,6 +281,7 @@ class TestOneHead:
             {"chunked_prefill": True, "max_batch_tokens": 12},
             {"prefix_caching": True},
             {"graphs": (4, 8), "graph_non_decode": False},
+            {"late_rewind": True},
         ],
         ids=lambda options: next(iter(options), "async"),
     )
@@ -305,8 +306,12 @@ class TestTwoHeads:
 
         outputs = watched.serve()
 
-        assert [one.token_ids for one in outputs] == [one.token_ids for one in Watched(loaded, 0).serve()]
+        plain = [one.token_ids for one in Watched(loaded, 0).serve()]
+        assert [one.token_ids for one in outputs] == plain
         check_drafts(family, outputs, watched, heads=2)
+        late = Watched(loaded, 2, late_rewind=True)
+        assert [one.token_ids for one in late.serve()] == plain
+        assert late.engine.counters.orders["mtp_overlap_late"] > 0
 
     def test_more_drafts_than_heads_are_refused(self, tmp_path: Path) -> None:
         loaded = load_model(write_mimo(tmp_path).folder, device=CPU)

@@ -127,7 +127,7 @@ class TestDebuggers:
         assert cell.error is None
         assert "_resolve" in cell.text
         assert len(cell.asked) == 3
-        assert "<after resolve, before admit: iteration 1 no_overlap>" in cell.text
+        assert "<after resolve, before emit: iteration 1 overlap>" in cell.text
         assert value(kernel, "len(session.run())") == 1
 
 

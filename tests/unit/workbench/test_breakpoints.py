@@ -142,7 +142,7 @@ class TestAPhase:
             assert session.stopped.text == "stands before resolve of iteration 1"
 
     def test_voids_the_iteration_that_stood_still_and_no_other(self) -> None:
-        with make_session(device="cpu") as session:
+        with make_session(device="cpu", overlap_admission=False) as session:
             session.submit([1], max_tokens=9, ignore_eos=True)
             made = session.break_on("sample", reason="STEADY_DECODE")
             session.run()
@@ -184,7 +184,7 @@ class TestACondition:
             # The last forward is sampled in an iteration that launches none.
             assert places_of_hits(session) == [
                 (0, "admit"),
-                (1, "resolve"),
+                (1, "forward"),
                 (2, "forward"),
                 (3, "forward"),
                 (4, "resolve"),
@@ -222,12 +222,16 @@ class TestACondition:
 
 class TestAReason:
     def test_holds_before_the_first_phase_of_each_such_iteration(self) -> None:
-        with make_session(clock="iterations") as session:
-            session.submit([1], max_tokens=8, ignore_eos=True)
-            session.submit([2], max_tokens=2, arrival=4)
-            session.break_on(reason=Reason.HEAD_ADMISSIBLE)
+        for beside, reason, first in (
+            (False, Reason.HEAD_ADMISSIBLE, "sample"),
+            (True, Reason.ADMITS_BESIDE, "admit"),
+        ):
+            with make_session(clock="iterations", overlap_admission=beside) as session:
+                session.submit([1], max_tokens=8, ignore_eos=True)
+                session.submit([2], max_tokens=2, arrival=4)
+                session.break_on(reason=reason)
 
-            assert places_of_hits(session) == [(4, "sample")]
+                assert places_of_hits(session) == [(4, first)]
 
     def test_is_taken_by_name_in_any_case_or_by_its_words(self) -> None:
         assert as_reason("prefill_pending") is as_reason("the pending forward holds prefill rows")
@@ -239,12 +243,12 @@ class TestAReason:
             session.submit([1], max_tokens=4, ignore_eos=True)
             session.break_on("forward", reason="policy")
 
-            assert places_of_hits(session) == [(2, "forward"), (3, "forward")]
+            assert places_of_hits(session) == [(1, "forward"), (2, "forward"), (3, "forward")]
 
 
 class TestARequest:
     def test_alone_holds_where_its_state_changes(self) -> None:
-        with make_session(clock="iterations") as session:
+        with make_session(clock="iterations", overlap_admission=False) as session:
             session.submit([1], max_tokens=9, ignore_eos=True)
             name = session.submit([2], max_tokens=2, arrival=3, ignore_eos=True)
             session.break_on(request=name)
@@ -253,7 +257,7 @@ class TestARequest:
             assert places_of_hits(session) == [(3, "sample"), (3, "prepare"), (4, "admit"), (5, "emit")]
 
     def test_with_a_phase_holds_where_the_phase_works_on_it(self) -> None:
-        with make_session(clock="iterations") as session:
+        with make_session(clock="iterations", overlap_admission=False) as session:
             session.submit([1], max_tokens=9, ignore_eos=True)
             name = session.submit([2], max_tokens=2, arrival=3, ignore_eos=True)
             for phase in ("admit", "prepare", "forward", "sample", "resolve", "emit"):

@@ -68,7 +68,7 @@ class TestProgress:
 
 class TestExplain:
     def test_says_where_a_chunk_is_at_each_border(self) -> None:
-        with chunk_session() as session:
+        with chunk_session(overlap_admission=False) as session:
             session.run(1)
             told = [session.explain("long")]
             for _ in range(5):
@@ -98,7 +98,7 @@ class TestExplain:
             )
 
     def test_says_how_much_of_a_waiting_prompt_fits(self) -> None:
-        with chunk_session() as session:
+        with chunk_session(overlap_admission=False) as session:
             session.step_phase()
 
             assert session.explain("long") == (

@@ -121,8 +121,10 @@ class TestDriving:
             assert tokens(slow) == tokens(plain)
 
 
-def test_switching_modes_on_the_way_loses_nothing() -> None:
-    with make_session("async") as plain, make_session("async") as switched:
+@pytest.mark.parametrize(("beside", "admits"), [(False, "mtp_no_overlap"), (True, "mtp_overlap_admit")])
+def test_switching_modes_on_the_way_loses_nothing(beside: bool, admits: str) -> None:
+    options = {"overlap_admission": beside}
+    with make_session("async", **options) as plain, make_session("async", **options) as switched:
         for one in (plain, switched):
             one.submit_workload(spread_workload())
         plain.run()
@@ -133,7 +135,7 @@ def test_switching_modes_on_the_way_loses_nothing() -> None:
         switched.run()
         assert tokens(switched) == tokens(plain)
         orders = {record.order for record in switched.iterations()}
-        assert {"mtp_legacy", "mtp_drain", "mtp_no_overlap"} <= orders
+        assert {"mtp_legacy", "mtp_drain", admits} <= orders
 
 
 def test_what_comes_next_is_told_with_its_drafting_phases() -> None:

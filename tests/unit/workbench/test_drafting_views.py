@@ -153,11 +153,20 @@ class TestStates:
         assert states_text(states).startswith("2 of 4 slots live, 8 B a state")
 
     def test_a_row_that_drafts_has_a_state_behind_every_draft(self) -> None:
-        with make_drafting_session() as session:
+        with make_drafting_session(state_rewind="stored") as session:
             states = session.snapshot().states
         assert states is not None
         assert states.states_per_slot == 3
         assert states.snapshots is None
+
+    def test_a_row_whose_drafts_are_replayed_has_one_state_and_tokens_beside_it(self) -> None:
+        with make_drafting_session(state_rewind="replayed") as session:
+            states, cell = session.snapshot().states, BlockMap(session).view()["states"]
+        assert states is not None
+        assert cell is not None
+        assert (states.states_per_slot, states.replayed_tokens, states.state_bytes) == (1, 3, 8 + 3 * 8)
+        assert "32 B a state with inputs of 3 tokens to replay" in states_text(states)
+        assert "inputs of 3 tokens" in cell["text"]
 
     def test_a_snapshot_stands_with_its_block_its_prefix_and_its_holders(self) -> None:
         with make_hybrid() as session:

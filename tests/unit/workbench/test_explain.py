@@ -49,19 +49,29 @@ class TestWaiting:
 
             assert session.explain("a") == "a waits: it fits, and the next iteration admits it."
 
-    def test_for_the_pending_forward_as_async_admits_only_behind_it(self) -> None:
+    def test_for_the_pending_forward_as_upstream_admits_only_behind_it(self) -> None:
+        with make_session(overlap_admission=False) as session:
+            session.submit([1], max_tokens=9, ignore_eos=True)
+            session.run(3)
+            session.submit([2], request_id="b")
+
+            assert session.explain("b") == (
+                "b waits: it fits, and without overlap_admission async admits only when no forward is pending: the "
+                "next iteration samples the forward of iteration 2 and then admits it."
+            )
+
+    def test_for_nothing_but_the_next_iteration_which_admits_beside_the_pending_forward(self) -> None:
         with make_session() as session:
             session.submit([1], max_tokens=9, ignore_eos=True)
             session.run(3)
             session.submit([2], request_id="b")
 
             assert session.explain("b") == (
-                "b waits: it fits, and async admits only when no forward is pending: the next iteration samples the "
-                "forward of iteration 2 and then admits it."
+                "b waits: it fits, and the next iteration admits it while the forward of iteration 2 runs."
             )
 
     def test_for_the_admit_of_the_iteration_in_hand(self) -> None:
-        with make_session() as session:
+        with make_session(overlap_admission=False) as session:
             session.submit([1], max_tokens=9, ignore_eos=True)
             session.run(3)
             session.submit([2], request_id="b")
@@ -165,7 +175,7 @@ class TestWaiting:
 class TestRunning:
     def test_prefill_from_admission_to_its_first_token(self) -> None:
         told = []
-        with make_session() as session:
+        with make_session(overlap_admission=False) as session:
             session.submit([1, 2, 3], max_tokens=9, ignore_eos=True, request_id="a")
             for _ in range(5):
                 session.step_phase()
@@ -179,6 +189,24 @@ class TestRunning:
             start + "is sampled: resolve gives it to the request.",
             "a has row 0 and decodes: 1 of 9 tokens are known, and the next comes from the next forward, which holds "
             "it.",
+        ]
+
+    def test_prefill_whose_first_token_comes_while_the_next_forward_runs(self) -> None:
+        told = []
+        with make_session() as session:
+            session.submit([1, 2, 3], max_tokens=9, ignore_eos=True, request_id="a")
+            session.run(1)
+            for _ in range(4):
+                session.step_phase()
+                told.append(session.explain("a"))
+
+        start = "a has row 0 and reads its prompt of 3 tokens: its first token "
+        assert told == [
+            start + "comes from the forward that iteration 0 launched, once it is sampled.",
+            start + "is sampled: resolve gives it to the request.",
+            start + "is sampled: resolve gives it to the request.",
+            "a has row 0 and decodes: 1 of 9 tokens are known, and the next comes from the forward that iteration 1 "
+            "launched, once it is sampled.",
         ]
 
     def test_decode_through_an_overlap(self) -> None:

@@ -17,6 +17,7 @@ ORDERS = {
     Order.LEGACY: "legacy (admit → prepare → forward → sample → resolve → emit)",
     Order.NO_OVERLAP: "no_overlap (sample → resolve → admit → prepare → forward → emit)",
     Order.OVERLAP: "overlap (prepare → sample → forward → resolve → emit)",
+    Order.OVERLAP_ADMIT: "overlap_admit (admit → prepare → sample → forward → resolve → emit)",
     Order.PRIMER: "primer (admit → prepare → forward)",
     Order.DRAIN: "drain (sample → resolve → emit)",
 }
@@ -49,11 +50,11 @@ class TestEveryReason:
             )
 
     def test_prefill_pending_with_how_many_rows(self) -> None:
-        with steady() as session:
+        with steady(overlap_admission=False) as session:
             assert session.explain(1) == (
                 begins(1, Order.NO_OVERLAP, "the pending forward held prompts, and their rows decode only once it is ")
-                + "resolved (1 of its 1 rows). It would overlap if the pending forward held decode rows only: the one "
-                "it launched now does, unless a request was admitted."
+                + "resolved (1 of its 1 rows). It would overlap if the pending forward held decode rows only, as the "
+                "one it launched now does unless a request was admitted; or with overlap_admission=True."
             )
 
     def test_steady_decode(self) -> None:
@@ -61,20 +62,30 @@ class TestEveryReason:
             session.run(1)
 
             assert session.explain(2) == (
-                begins(2, Order.OVERLAP, "all rows of the pending forward decode and nothing could be admitted. ")
-                + "It loses the overlap once a waiting request fits, the pending forward holds a prompt, or blocks "
-                "run out."
+                begins(2, Order.OVERLAP, "all rows of the next forward decode and nothing could be admitted. ")
+                + "It loses the overlap once blocks run out or every row ends; with overlap_admission=False also for a "
+                "waiting request that fits, and while the pending forward holds a prompt."
             )
 
-    def test_head_admissible_with_how_many_it_admitted(self) -> None:
+    def test_admits_beside(self) -> None:
         with steady() as session:
             session.submit([[2], [3]], max_tokens=9)
             session.run(1)
 
             assert session.explain(2) == (
-                begins(2, Order.NO_OVERLAP, "the head of the queue could be admitted, and async admits only when no ")
-                + "forward is pending (it admitted 2). An overlap admits nothing and moves no row before its forward "
-                "is enqueued: it would overlap with an empty queue, a head that has to wait, or "
+                begins(2, Order.OVERLAP_ADMIT, "a prompt could enter the next forward while the pending one ran. ")
+                + "With overlap_admission=False it would have been a no_overlap: sample and resolve first, then admit."
+            )
+
+    def test_head_admissible_with_how_many_it_admitted(self) -> None:
+        with steady(overlap_admission=False) as session:
+            session.submit([[2], [3]], max_tokens=9)
+            session.run(1)
+
+            assert session.explain(2) == (
+                begins(2, Order.NO_OVERLAP, "the head of the queue could be admitted, and without overlap_admission ")
+                + "only when no forward is pending (it admitted 2). An overlap admits nothing and moves no row before "
+                "its forward is enqueued: it would overlap with an empty queue, a head that has to wait, or "
                 "overlap_admission=True."
             )
 
@@ -128,7 +139,7 @@ class TestEveryReason:
         ],
     )
     def test_those_that_admission_by_reservation_never_gives(self, reason: Reason, because: str) -> None:
-        with steady() as session:
+        with steady(overlap_admission=False) as session:
             record = replace(session.iterations()[1], reason=reason.value)
 
             assert explain_record(record).startswith(begins(1, Order.NO_OVERLAP, because))

@@ -41,11 +41,12 @@ def ranges_of_everything() -> set[Range]:
     """Both modes, eager and captured, rows that move, a switch, drafts, admission beside a forward, a capture range."""
     sink = RecordingSink()
     for mode in ("legacy", "async"):
-        with make_drafting_session(mode, recorder=Recorder(nvtx=sink)) as session:
-            session.submit_workload(spread_workload())
-            session.run(6)
-            session.mode = "legacy" if mode == "async" else "async"
-            session.run()
+        for late in (False, True):
+            with make_drafting_session(mode, recorder=Recorder(nvtx=sink), late_rewind=late) as session:
+                session.submit_workload(spread_workload())
+                session.run(6)
+                session.mode = "legacy" if mode == "async" else "async"
+                session.run()
         for graphs in (None, [4]):
             options = {"graphs": graphs, "graph_non_decode": False, "overlap_admission": graphs is None}
             with traced_session(sink, mode=mode, clock="iterations", **options) as session:

@@ -137,7 +137,7 @@ class TestSubmit:
 
 class TestInMidIteration:
     def test_a_request_submitted_before_admit_is_admitted_by_this_very_iteration(self) -> None:
-        with make_session() as session:
+        with make_session(overlap_admission=False) as session:
             session.submit([1], max_tokens=9, ignore_eos=True)
             session.run(1)
             session.step_phase()
@@ -462,7 +462,7 @@ class TestRunTo:
 
 class TestAtAPrompt:
     def test_a_border_says_where_it_stands(self) -> None:
-        with make_session() as session:
+        with make_session(overlap_admission=False) as session:
             session.submit([1], max_tokens=9, ignore_eos=True)
             primer = [repr(session.step_phase()) for _ in range(3)]
 

@@ -209,7 +209,7 @@ class TestReplayed:
 
     @pytest.mark.parametrize(
         "options",
-        [{"prefix_caching": True}, {"overlap_admission": True}, {"capacity_policy": "max_utilization"}],
+        [{"prefix_caching": True}, {"overlap_admission": False}, {"capacity_policy": "max_utilization"}],
         ids=lambda options: next(iter(options)),
     )
     def test_options_that_change_the_schedule_are_told(self, options: Mapping[str, Any]) -> None:
@@ -220,14 +220,17 @@ class TestReplayed:
         assert note == f"The schedule may differ from the record, for these options do: {next(iter(options))}."
 
     def test_a_run_that_is_older_than_they_had_the_defaults(self) -> None:
-        run = record_run()
+        run = record_run(overlap_admission=False)
         older = {name: value for name, value in run.config.items() if name not in (*DEFAULTS, "overlap_admission")}
         run = replace(run, config=older)
-        with make_session() as session:
+        with make_session(overlap_admission=False) as session:
             assert session.replay(run).notes == ()
-        with make_session(admission=ShortestFirst()) as session:
+        with make_session(overlap_admission=False, admission=ShortestFirst()) as session:
             (note,) = session.replay(run).notes
             assert "was FirstComeFirstServed, this session's is ShortestFirst" in note
+        with make_session() as session:  # what is the default now was not then
+            (note,) = session.replay(run).notes
+            assert note.endswith("these options do: overlap_admission.")
 
 
 def ask(session: Session, **options: Any) -> int:

@@ -46,7 +46,7 @@ def snapshots_of(session: Session, phases: int) -> list[Snapshot]:
 
 class TestAtEachBorder:
     def test_a_primer_admits_prepares_and_leaves_a_forward_pending(self) -> None:
-        with make_session() as session:
+        with make_session(overlap_admission=False) as session:
             session.submit([[1, 2, 3], [4] * 20], max_tokens=5)
             queued = session.snapshot()
             admitted, prepared, launched = snapshots_of(session, 3)
@@ -159,7 +159,7 @@ class TestRow:
         with make_session() as session:
             session.submit([1], max_tokens=3)
 
-            states = {row.state for one in snapshots_of(session, 6) for row in one.rows}
+            states = {row.state for one in snapshots_of(session, 7) for row in one.rows}
 
         assert states == {"prefill", "decode"}
 

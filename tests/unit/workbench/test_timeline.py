@@ -46,7 +46,7 @@ class TestDeviceWork:
         assert "began 1 µs before the iteration" in timeline_html(snapshot)
 
     def test_is_in_the_snapshot_by_time_while_the_host_waits_for_it(self) -> None:
-        with make_session(**SLOW) as session:
+        with make_session(overlap_admission=False, **SLOW) as session:
             session.submit([1, 2], max_tokens=9, ignore_eos=True)
             session.step()
             session.run_to("admit")  # behind the resolve of iteration 1, which waited for forward 0

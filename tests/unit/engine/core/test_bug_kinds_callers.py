@@ -34,7 +34,7 @@ class TestAborts:
     def test_between_launch_and_collect_give_no_token_and_give_everything_back(self) -> None:
         """Kinds 13 and 30: the victim's blocks go to a newcomer at once."""
         for order in (Order.NO_OVERLAP, Order.OVERLAP):
-            world = World(oracle_engine(num_blocks=10, max_requests=2))
+            world = World(oracle_engine(num_blocks=10, max_requests=2, overlap_admission=order is Order.OVERLAP))
             victim = world.submit([1] * 9, DRAWN)
             world.submit([2] * 9, DRAWN.replace(seed=5))
 

@@ -19,15 +19,15 @@ LONG = [(5 * place) % 61 for place in range(40)]
 WATCHED = DRAWN.replace(max_tokens=6, logprobs=1, prompt_logprobs=2)
 PLACES = [
     (mode, order, phase, after)
-    for mode, order in (("async", Order.NO_OVERLAP), ("legacy", Order.LEGACY))
+    for mode, order in (("async", Order.NO_OVERLAP), ("async", Order.OVERLAP_ADMIT), ("legacy", Order.LEGACY))
     for phase, after in product(order.phases, (False, True))
 ]
 """Where an iteration stands while a chunk is in progress."""
 
 
-def busy_world(mode: str) -> World:
+def busy_world(mode: str, *, beside: bool = True) -> World:
     """Two rows that decode, and budget for chunks of six beside them."""
-    world = World(oracle_engine(mode=mode, max_batch_tokens=8, chunked_prefill=True))
+    world = World(oracle_engine(mode=mode, max_batch_tokens=8, chunked_prefill=True, overlap_admission=beside))
     world.submit([1, 2], GREEDY.replace(max_tokens=60))
     world.submit([3], DRAWN.replace(max_tokens=60))
     for _ in range(3):
@@ -67,7 +67,7 @@ class TestAborts:
     @pytest.mark.parametrize(("mode", "order", "phase", "after"), PLACES)
     def test_end_a_half_read_prompt_at_any_border(self, mode: str, order: Order, phase: Phase, after: bool) -> None:
         """I58: rows and blocks are back at the next admit or resolve, the others' tokens stay as they are."""
-        world = busy_world(mode)
+        world = busy_world(mode, beside=order is Order.OVERLAP_ADMIT)
         name = half_read(world)
         stand(world, order, phase, after=after)
 
@@ -136,7 +136,7 @@ class TestStopStrings:
 class TestModeSwitches:
     @pytest.mark.parametrize(("mode", "order", "phase", "after"), PLACES)
     def test_at_any_border_change_no_answer(self, mode: str, order: Order, phase: Phase, after: bool) -> None:
-        world = busy_world(mode)
+        world = busy_world(mode, beside=order is Order.OVERLAP_ADMIT)
         watch = ChunkWatch(world)
         name = half_read(world)
         stand(world, order, phase, after=after)

@@ -239,8 +239,10 @@ class TestSchedule:
         assert watch.forwards[:3] == [[first], [first, second], [second]]
         assert (watch.chunks[first], watch.chunks[second]) == ([8, 5], [3, 7, 3])
 
-    def test_overlaps_again_one_iteration_behind_the_last_chunk(self) -> None:
-        world = World(oracle_engine(max_batch_tokens=8, chunked_prefill=True))
+    @staticmethod
+    def _orders_of_a_late_prompt(**options: bool) -> list[tuple[str, str]]:
+        """Of the six iterations behind its arrival beside a row that decodes; it takes three chunks."""
+        world = World(oracle_engine(max_batch_tokens=8, chunked_prefill=True, **options))
         world.submit([1, 2, 3], GREEDY.replace(max_tokens=40))
         for _ in range(4):
             world.step()
@@ -248,10 +250,19 @@ class TestSchedule:
         world.submit(prompt_of(20), GREEDY.replace(max_tokens=20))
         for _ in range(6):
             world.step()
-
         found = [(one.order, one.reason) for one in world.engine.recorder.iterations()[4:]]
+        world.drain()
+        return found
+
+    def test_overlaps_all_the_while(self) -> None:
+        assert self._orders_of_a_late_prompt() == [
+            *[(Order.OVERLAP_ADMIT.label, Reason.ADMITS_BESIDE.value)] * 3,
+            *[(Order.OVERLAP.label, Reason.STEADY_DECODE.value)] * 3,
+        ]
+
+    def test_as_upstream_overlaps_again_one_iteration_behind_the_last_chunk(self) -> None:
         no_overlap = Order.NO_OVERLAP.label
-        assert found == [
+        assert self._orders_of_a_late_prompt(overlap_admission=False) == [
             (no_overlap, Reason.HEAD_ADMISSIBLE.value),  # launches the first chunk, 7 of 20
             (no_overlap, Reason.CHUNK_IN_PROGRESS.value),
             (no_overlap, Reason.CHUNK_IN_PROGRESS.value),  # launches the last one
@@ -259,7 +270,6 @@ class TestSchedule:
             (Order.OVERLAP.label, Reason.STEADY_DECODE.value),
             (Order.OVERLAP.label, Reason.STEADY_DECODE.value),
         ]
-        world.drain()
 
     def test_does_not_take_a_partial_row_for_one_that_ends(self) -> None:
         """One token is all it may have, and the pending forward does not give it."""

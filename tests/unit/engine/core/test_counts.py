@@ -16,6 +16,7 @@ NUM_TOKENS = 128
 
 def run_waves(**options: Any) -> tuple[Counters, list[tuple[int, ...]]]:
     """Groups A, B, C, D of 32 are handed in before iterations 0, 1, 2, 3. Returns counters and ids in order."""
+    options.setdefault("overlap_admission", False)  # as upstream, whose numbers these are
     engine = oracle_engine(
         max_requests=128,
         num_blocks=128 * 34,
@@ -38,6 +39,11 @@ def run_waves(**options: Any) -> tuple[Counters, list[tuple[int, ...]]]:
 @pytest.fixture(scope="module")
 def lean() -> tuple[Counters, list[tuple[int, ...]]]:
     return run_waves(mode="async")
+
+
+@pytest.fixture(scope="module")
+def beside() -> tuple[Counters, list[tuple[int, ...]]]:
+    return run_waves(mode="async", overlap_admission=True)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +85,27 @@ class TestWaves:
             "all_rows_ending": 1,
         }
         assert counters.overlap_steps == 126
+
+    def test_that_enter_beside_the_pending_forward_overlap_from_iteration_1_on(
+        self, beside: tuple[Counters, Any], lean: tuple[Counters, Any]
+    ) -> None:
+        """Iterations 1 to 3 admit B, C, D while the forward before runs, 4 to 130 overlap; 131 is D's end, as above.
+
+        A forward launched in iteration k holds the same rows either way, so every other number is the same, and so
+        are the tokens.
+        """
+        counters, ids = beside
+        assert dict(counters.orders) == {"primer": 1, "overlap_admit": 3, "overlap": 127, "no_overlap": 1}
+        assert dict(counters.reasons) == {
+            "no_pending_forward": 1,
+            "admits_beside": 3,
+            "steady_decode": 127,
+            "all_rows_ending": 1,
+        }
+        assert (counters.overlap_steps, counters.steps) == (130, 132)
+        for name in ("compaction_steps", "rows_released", "rows_moved", "rows_dropped", "generated_tokens"):
+            assert getattr(counters, name) == getattr(lean[0], name), name
+        assert ids == lean[1]
 
     def test_compact_once_a_wave_and_waste_no_row(self, lean: tuple[Counters, Any]) -> None:
         """A, B and C end in iterations 128, 129, 130, which overlap: 3 compactions; D's end in 131 is no overlap.

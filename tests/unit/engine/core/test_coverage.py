@@ -121,7 +121,7 @@ def shortfalls(tally: Tally) -> list[str]:
     places = [place for order in ORDERS for place in product([order], order.phases, ["before", "after"])]
     wanted: list[tuple[str, int]] = [
         *((f"order {order.label}", tally.orders[order]) for order in ORDERS),
-        *((f"reason {reason.name}", tally.reasons[reason]) for reason in Reason),
+        *((f"reason {reason.name}", tally.reasons[reason]) for reason in Reason if reason is not Reason.COUNTS_LATER),
         *((f"end by {reason}", tally.ended[reason]) for reason in ("stop", "length", "abort", "error")),
         *((name, tally.memory[name]) for name in MEMORY),
         *((f"abort at {place}", tally.aborts[place]) for place in places),

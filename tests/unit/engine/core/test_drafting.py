@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -22,6 +23,10 @@ from tests.oracle_reference import PIECES, expected_output
 from tests.oracle_world import World
 
 SKILLS: list[Skill] = ["right", "mixed", "wrong"]
+WAYS = [("legacy", True), ("async", False), ("async", True)]
+"""Mode, and whether prompts enter beside the pending forward."""
+BEHIND_THE_PROMPT = [(False, Order.MTP_NO_OVERLAP), (True, Order.MTP_OVERLAP)]
+"""So, and the order of the iteration that finds a prompt's forward pending."""
 VERIFY, DRAFT, REWIND = Phase.VERIFY, Phase.DRAFT, Phase.REWIND
 ADMIT, PREPARE, FORWARD = Phase.ADMIT, Phase.PREPARE, Phase.FORWARD
 RESOLVE, EMIT = Phase.RESOLVE, Phase.EMIT
@@ -51,29 +56,34 @@ class TestPhases:
         assert Order.MTP_LEGACY.phases == (ADMIT, PREPARE, FORWARD, VERIFY, DRAFT, REWIND, RESOLVE, EMIT)
         assert Order.MTP_NO_OVERLAP.phases == (VERIFY, DRAFT, REWIND, RESOLVE, ADMIT, PREPARE, FORWARD, EMIT)
         assert Order.MTP_OVERLAP.phases == (VERIFY, DRAFT, REWIND, PREPARE, FORWARD, RESOLVE, EMIT)
+        assert Order.MTP_OVERLAP_ADMIT.phases == (VERIFY, DRAFT, REWIND, ADMIT, PREPARE, FORWARD, RESOLVE, EMIT)
         assert Order.MTP_DRAIN.phases == (VERIFY, DRAFT, REWIND, RESOLVE, EMIT)
 
-    def test_of_a_run_are_those_without_drafts_where_none_is_accepted(self) -> None:
-        world = DraftingWorld(2, skill="wrong")
+    @pytest.mark.parametrize(("beside", "behind_the_prompt"), BEHIND_THE_PROMPT)
+    def test_of_a_run_are_those_without_drafts_where_none_is_accepted(
+        self, beside: bool, behind_the_prompt: Order
+    ) -> None:
+        world = DraftingWorld(2, skill="wrong", overlap_admission=beside)
         world.submit([1, 2], GREEDY.replace(max_tokens=6))
         world.drain()
 
         assert orders_of(world) == [
             Order.PRIMER,
-            Order.MTP_NO_OVERLAP,
+            behind_the_prompt,
             *[Order.MTP_OVERLAP] * 4,
             Order.MTP_NO_OVERLAP,
         ]
 
-    def test_of_a_run_with_three_tokens_a_step_and_a_switch(self) -> None:
-        world = DraftingWorld(2, skill="right")
+    @pytest.mark.parametrize(("beside", "behind_the_prompt"), BEHIND_THE_PROMPT)
+    def test_of_a_run_with_three_tokens_a_step_and_a_switch(self, beside: bool, behind_the_prompt: Order) -> None:
+        world = DraftingWorld(2, skill="right", overlap_admission=beside)
         world.submit([1, 2], GREEDY.replace(max_tokens=13))
         for _ in range(4):
             world.step()
         world.engine.set_mode("legacy")
         world.drain()
 
-        expected = [Order.PRIMER, Order.MTP_NO_OVERLAP, Order.MTP_OVERLAP, Order.MTP_OVERLAP]
+        expected = [Order.PRIMER, behind_the_prompt, Order.MTP_OVERLAP, Order.MTP_OVERLAP]
         assert orders_of(world) == [*expected, Order.MTP_DRAIN, Order.MTP_LEGACY]
         assert all_foreseen(world)
 
@@ -92,7 +102,8 @@ class TestPhases:
         sides = Counter(side for _, _, side in lived(True)[0])
         assert sides["before"] == sides["after"]
 
-    def test_accepted_counts_are_absent_where_nothing_decoded(self) -> None:
+    @pytest.mark.parametrize(("beside", "behind_the_prompt"), BEHIND_THE_PROMPT)
+    def test_accepted_counts_are_absent_where_nothing_decoded(self, beside: bool, behind_the_prompt: Order) -> None:
         """A primer verifies nothing; what it launched holds prompts alone, and one token comes of each."""
         seen: list[tuple[Order, bool | None]] = []
 
@@ -103,13 +114,13 @@ class TestPhases:
                 seen.append((iteration.order, None if verified is None else verified.has_decode))
                 assert (verified is None) == (iteration.num_tokens is None)
 
-        world = DraftingWorld()
+        world = DraftingWorld(overlap_admission=beside)
         world.on_border = look
         world.submit([1, 2, 3], GREEDY.replace(max_tokens=9))
         world.drain()
         world.engine.step()
 
-        assert seen[:3] == [(Order.PRIMER, None), (Order.MTP_NO_OVERLAP, False), (Order.MTP_OVERLAP, True)]
+        assert seen[:3] == [(Order.PRIMER, None), (behind_the_prompt, False), (Order.MTP_OVERLAP, True)]
         assert world.engine.counters.drafts_proposed.total() == sum(map(len, world.accepted)) * 3
 
     def test_a_drained_engine_verifies_nothing(self) -> None:
@@ -133,18 +144,18 @@ class TestAnswers:
         assert DraftingWorld(drafts, skill=skill, mode=mode).serve(RICH) == DraftingWorld(0, mode=mode).serve(RICH)
 
     @pytest.mark.parametrize("setting", SETTINGS)
-    @pytest.mark.parametrize("mode", MODES)
-    def test_are_those_of_no_drafts_in_every_setting(self, mode: str, setting: str) -> None:
-        world = DraftingWorld(3, mode=mode, **SETTINGS[setting])
+    @pytest.mark.parametrize(("mode", "beside"), WAYS)
+    def test_are_those_of_no_drafts_in_every_setting(self, mode: str, beside: bool, setting: str) -> None:
+        world = DraftingWorld(3, mode=mode, overlap_admission=beside, **SETTINGS[setting])
         assert world.serve(RICH) == DraftingWorld(0).serve(RICH)
         assert world.counts == {0, 1, 2, 3}
 
     @pytest.mark.parametrize("budget", range(18, 30, 3))
     @pytest.mark.parametrize("kind", ["mtp", "drafting"])
-    def test_are_the_same_for_every_size_of_chunk(self, kind: Any, budget: int) -> None:
-        world = DraftingWorld(
-            3, kind=kind, chunked_prefill=True, max_batch_tokens=budget, prefix_caching=budget % 2 == 0
-        )
+    @pytest.mark.parametrize("beside", [False, True])
+    def test_are_the_same_for_every_size_of_chunk(self, beside: bool, kind: Any, budget: int) -> None:
+        options = {"chunked_prefill": True, "max_batch_tokens": budget, "prefix_caching": budget % 2 == 0}
+        world = DraftingWorld(3, kind=kind, overlap_admission=beside, **options)
         for number, length in enumerate((33, 17, 40, 5)):
             world.submit(prompt_of(length, number), PLAIN.replace(seed=number, logprobs=1))
         world.drain()
@@ -266,18 +277,21 @@ class TestEnds:
         world.drain()
         assert all(one.last is not None and len(one.last.token_ids) > min_tokens for one in world.all)
 
-    @pytest.mark.parametrize("mode", MODES)
-    def test_by_an_abort_come_at_every_border_of_every_order(self, mode: str) -> None:
+    @pytest.mark.parametrize(("mode", "beside"), WAYS)
+    def test_by_an_abort_come_at_every_border_of_every_order(self, mode: str, beside: bool) -> None:
         at, reached = 0, set()
         while True:
-            world = DraftingWorld(2, mode=mode)
+            world = DraftingWorld(2, mode=mode, overlap_admission=beside)
+            world.check_from = at
             seen = 0
 
             def look(border: Border, world: DraftingWorld = world, at: int = at) -> None:
                 nonlocal seen
+                if seen == 9:
+                    world.submit(prompt_of(5, 3), PLAIN.replace(max_tokens=6, seed=3))
                 if seen == at:
                     reached.add((border.iteration.order, border.phase, border.side))
-                    world.abort(world.live_ids[0])
+                    world.abort(world.live_ids[-(at % 2)])
                 seen += 1
 
             world.on_border = look
@@ -287,8 +301,9 @@ class TestEnds:
             if seen <= at:
                 break
             at += 1
-        order = Order.MTP_LEGACY if mode == "legacy" else Order.MTP_OVERLAP
-        assert {(order, phase, side) for phase in order.phases for side in ("before", "after")} <= reached
+        orders = [Order.MTP_LEGACY] if mode == "legacy" else [Order.MTP_OVERLAP]
+        orders += [Order.MTP_OVERLAP_ADMIT] if mode == "async" and beside else []
+        assert {(order, *at) for order in orders for at in product(order.phases, ("before", "after"))} <= reached
 
     def test_by_logits_that_are_no_numbers_come_where_they_do_without_drafts(self) -> None:
         """A row may fail behind accepted drafts, and beside rows that go on."""
@@ -325,6 +340,17 @@ class TestHeads:
         if setting.startswith("prefix"):
             assert world.engine.counters.prefix_hit_tokens
 
+    @pytest.mark.parametrize("setting", ["plain", "chunked", "prefix", "prefix, pausing"])
+    def test_that_are_always_right_are_so_beside_prompts_that_enter(self, setting: str) -> None:
+        """A row whose prompt the verified forward has read goes on from the entries of its last token."""
+        world = DraftingWorld(3, skill="right", **SETTINGS[setting])
+        for number in range(8):
+            world.submit(prompt_of(5 + 3 * (number % 5), number % 3), PLAIN.replace(seed=number))
+            world.step()
+        world.drain()
+        assert all_foreseen(world)
+        assert world.engine.counters.orders["mtp_overlap_admit"] > 2
+
     @pytest.mark.parametrize("mode", MODES)
     def test_that_are_always_wrong_have_none(self, mode: str) -> None:
         world = DraftingWorld(3, skill="wrong", mode=mode)
@@ -353,10 +379,6 @@ class TestHeads:
             DraftingWorld(wanted, block_size=8)
         with pytest.raises(ConfigError, match="no draft heads; use 0, or a model with MTP layers"):
             DraftingWorld(1, kind="hybrid")
-
-    def test_beside_overlapped_admission_are_a_clear_error(self) -> None:
-        with pytest.raises(ConfigError, match="overlap_admission and speculative_tokens exclude each other"):
-            DraftingWorld(1, overlap_admission=True)
 
 
 class TestRewinding:
@@ -421,8 +443,7 @@ class TestStandstills:
         pending, at = 0, 0
         while True:
             world = busy(setting, mode)
-            for _ in range(at):
-                world.step()
+            world.step_up_to(at)
             if not world.engine.has_unfinished():
                 break
             pending += world.engine.pending is not None

@@ -100,8 +100,7 @@ class TestAnswers:
         at = 0
         while True:
             world = busy(setting, mode)
-            for _ in range(at):
-                world.step()
+            world.step_up_to(at)
             if not world.engine.has_unfinished():
                 break
             seen.update(standing(world))

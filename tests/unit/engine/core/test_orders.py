@@ -40,11 +40,15 @@ class TestPhaseSequence:
         assert Order.LEGACY.phases == (admit, prepare, forward, sample, resolve, emit)
         assert Order.NO_OVERLAP.phases == (sample, resolve, admit, prepare, forward, emit)
         assert Order.OVERLAP.phases == (prepare, sample, forward, resolve, emit)
+        assert Order.OVERLAP_ADMIT.phases == (admit, prepare, sample, forward, resolve, emit)
         assert Order.PRIMER.phases == (admit, prepare, forward)
         assert Order.DRAIN.phases == (sample, resolve, emit)
 
-    def test_is_what_a_run_yields_with_a_border_before_and_behind_each_phase(self) -> None:
-        world = World(oracle_engine())
+    @pytest.mark.parametrize(("beside", "behind_the_prompt"), [(False, Order.NO_OVERLAP), (True, Order.OVERLAP)])
+    def test_is_what_a_run_yields_with_a_border_before_and_behind_each_phase(
+        self, beside: bool, behind_the_prompt: Order
+    ) -> None:
+        world = World(oracle_engine(overlap_admission=beside))
         world.submit([1, 2], GREEDY)
         for _ in range(4):
             world.step()
@@ -55,7 +59,7 @@ class TestPhaseSequence:
             (order, order.phases)
             for order in (
                 Order.PRIMER,
-                Order.NO_OVERLAP,
+                behind_the_prompt,
                 Order.OVERLAP,
                 Order.OVERLAP,
                 Order.DRAIN,
@@ -64,8 +68,16 @@ class TestPhaseSequence:
             )
         ]
 
-    def test_of_six_tokens_in_async_is_primer_one_without_overlap_four_with_and_one_for_the_end(self) -> None:
+    def test_of_six_tokens_in_async_is_primer_five_with_overlap_and_one_for_the_end(self) -> None:
         world = World(oracle_engine())
+        world.submit([1, 2], GREEDY)
+        world.drain()
+
+        orders = [order for order, _ in phases_of(world)]
+        assert orders == [Order.PRIMER, *[Order.OVERLAP] * 5, Order.NO_OVERLAP]
+
+    def test_of_six_tokens_as_upstream_has_one_more_without_overlap_behind_the_prompt(self) -> None:
+        world = World(oracle_engine(overlap_admission=False))
         world.submit([1, 2], GREEDY)
         world.drain()
 
@@ -156,7 +168,10 @@ def independent_choice(state: OrderState, refuses: bool) -> tuple[Order, Reason]
     """The rules once more, as the design states them, from the last to the first that can speak."""
     beside = state.overlap_admission
     brings = beside and (state.head_admissible or state.chunk_in_progress)
-    answer = (Order.OVERLAP_ADMIT, Reason.ADMITS_BESIDE) if brings else (Order.OVERLAP, Reason.STEADY_DECODE)
+    answer = (Order.OVERLAP, Reason.STEADY_DECODE)
+    if state.late_rewind and state.num_lasting:
+        answer = (Order.MTP_OVERLAP_LATE, Reason.COUNTS_LATER)
+    answer = (Order.OVERLAP_ADMIT, Reason.ADMITS_BESIDE) if brings else answer
     answer = (Order.NO_OVERLAP, Reason.POLICY) if refuses else answer
     for holds, reason in (
         (state.blocks_needed > state.blocks_available, Reason.NOT_ENOUGH_BLOCKS),
@@ -184,8 +199,8 @@ class TestChooseOrder:
         seen = set()
         flags = [False, True]
         for mode, wanted, refuses in product(("async", "legacy"), ("async", "legacy"), flags):
-            for bits in product(flags, repeat=10):
-                pending, prefill, chunk, paused, active, continuing, short, waiting, admissible, beside = bits
+            for bits in product(flags, repeat=12):
+                pending, prefill, chunk, paused, active, continuing, short, waiting, admissible, beside = bits[:10]
                 state = OrderState(
                     mode=mode,  # type: ignore[arg-type]
                     wanted_mode=wanted,  # type: ignore[arg-type]
@@ -200,12 +215,15 @@ class TestChooseOrder:
                     has_waiting=waiting,
                     head_admissible=admissible,
                     overlap_admission=beside,
+                    late_rewind=bits[10],
+                    num_lasting=int(bits[11]),
                 )
                 found = choose_order(state, never_overlap if refuses else prefer_overlap)
                 assert found == independent_choice(state, refuses), state
                 seen.add(found)
         assert {reason for _, reason in seen} == set(Reason)
-        assert {order for order, _ in seen} == {order for order in Order if order.without_drafting is order}
+        plain = {order for order in Order if order.without_drafting is order}
+        assert {order for order, _ in seen} == plain | {Order.MTP_OVERLAP_LATE}
 
     @pytest.mark.parametrize(
         "answer",
@@ -219,7 +237,6 @@ class TestChooseOrder:
         world = World(oracle_engine(policy=Odd()))
         world.submit([1], GREEDY)
         world.step()
-        world.step()
 
         with pytest.raises(ConfigError, match=r"an order policy answers \(Order\.OVERLAP, Reason"):
             world.step()
@@ -227,7 +244,8 @@ class TestChooseOrder:
         world.engine.recover()
         world.drain()
 
-    def test_never_asks_a_policy_where_overlap_is_illegal(self) -> None:
+    @pytest.mark.parametrize("beside", [False, True])
+    def test_never_asks_a_policy_where_overlap_is_illegal(self, beside: bool) -> None:
         asked: list[OrderState] = []
 
         class Asked:
@@ -235,13 +253,14 @@ class TestChooseOrder:
                 asked.append(state)
                 return prefer_overlap.choose(state)
 
-        world = World(oracle_engine(policy=Asked()))
+        world = World(oracle_engine(policy=Asked(), overlap_admission=beside))
         for seed in range(9):
             world.submit([seed], GREEDY.replace(max_tokens=seed + 1))
         world.drain()
         assert asked
-        assert all(state.has_pending and not state.pending_has_prefill and state.num_continuing for state in asked)
-        assert not any(state.head_admissible for state in asked)
+        assert all(state.has_pending and (state.num_continuing or state.admits_beside) for state in asked)
+        assert any(state.pending_has_prefill for state in asked) == beside
+        assert any(state.head_admissible for state in asked) == beside
 
     def test_with_the_never_overlap_policy_gives_the_same_tokens_without_overlap(self) -> None:
         outputs = []

@@ -14,8 +14,10 @@ import pytest
 
 from tests.memory_world import MemoryWorld, play_memory
 from tests.oracle_world import World, oracle_engine, play
+from tests.planted_beside_faults import BESIDE, BESIDE_FAULTS
 from tests.planted_chunk_faults import CHUNK_FAULTS, CHUNKS
 from tests.planted_faults import BUCKETS, FAULTS, SLOW_DEVICE, Fault
+from tests.planted_late_faults import LATE, LATE_FAULTS, RESERVED
 from tests.planted_memory_faults import CHUNKED, MEMORY_FAULTS, NO_CACHE, TIGHT
 from tests.planted_state_faults import (
     BOTH,
@@ -84,6 +86,18 @@ class TestPlantedFaults:
         fault.plant(monkeypatch)
         require_caught(fault, caught_by(fault, played_tight))
 
+    @pytest.mark.parametrize("fault", BESIDE_FAULTS, ids=lambda fault: fault.name)
+    def test_of_prompts_that_enter_beside_unresolved_tokens_are_noticed(
+        self, fault: Fault, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fault.plant(monkeypatch)
+        require_caught(fault, caught_by(fault, played_tight))
+
+    @pytest.mark.parametrize("fault", LATE_FAULTS, ids=lambda fault: fault.name)
+    def test_of_lengths_on_the_device_are_noticed(self, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+        fault.plant(monkeypatch)
+        require_caught(fault, caught_by(fault, played_tight))
+
     @pytest.mark.parametrize("fault", HEADS, ids=lambda fault: fault.name)
     def test_of_draft_heads_are_noticed(self, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
         fault.plant(monkeypatch)
@@ -118,6 +132,9 @@ class TestPlantedFaults:
             BOTH,
             CHUNKED_STATES,
             BUCKETED_STATES,
+            BESIDE,
+            LATE,
+            RESERVED,
             {**BOTH, "nan_every": 31},
         ],
         ids=str,

@@ -53,12 +53,14 @@ class Scheduling:
         if options["capacity_policy"] == "max_utilization":
             options.setdefault("paused_blocks", paused_blocks)
         policy = never_overlap if rng.random() < 0.25 else prefer_overlap
+        options.setdefault("overlap_admission", (seed // 4) % 2 == 0)
         self.world = World(oracle_engine(**options, policy=policy, debug_invariants=False))
         self.world.on_border = self._look
         self.reference = ReferenceScheduler(
             Rules(
                 legacy=options["mode"] == "legacy",
                 overlaps=policy is prefer_overlap,
+                beside=options["overlap_admission"],
                 block_size=BLOCK,
                 num_blocks=options["num_blocks"],
                 max_rows=options["max_requests"],
@@ -74,6 +76,8 @@ class Scheduling:
         self.num_jobs = 0
         self._prompt: list[int] = []
         self._now = Happened("none")
+        self._half_read: str | None = None
+        """Whose prompt is read in part, when admit begins."""
 
     def _arrival(self) -> Job:
         if not self._prompt or self.rng.random() < 0.6:  # else the one before asks again
@@ -93,6 +97,9 @@ class Scheduling:
         iteration, table = border.iteration, self.world.engine.table
         if border.side == "before" and border.phase is iteration.order.phases[0]:
             self._now = Happened(iteration.order.label)
+        if border.side == "before" and border.phase is Phase.ADMIT:
+            partial = None if table.partial_row is None else table.requests[table.partial_row]
+            self._half_read = None if partial is None else partial.request_id
         if border.side != "after":
             return
         if border.phase is Phase.ADMIT:
@@ -103,7 +110,7 @@ class Scheduling:
             for row in range(table.num_live):
                 request = table.requests[row]
                 assert request is not None
-                if table.is_prefill[row] and request not in iteration.admitted:
+                if request.request_id == self._half_read:
                     place = int(table.chunk_done[row]), int(table.chunk_end[row])
                     self._now.chunk = (int(request.request_id), *place)
             if iteration.room is not None:
@@ -172,6 +179,7 @@ def test_a_fixed_set_of_streams_reaches_everything_and_is_seldom_cut_short() -> 
         "chunks",
         "waits",
         "overlap",
+        "overlap_admit",
         "no_overlap",
         "legacy",
         "primer",

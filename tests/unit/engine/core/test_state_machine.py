@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from engine.controller import Border
 from engine.errors import MidIterationError, RequestError
 from engine.invariants import check_device
-from engine.phases import Phase
+from engine.phases import VERIFICATION, Phase
 from engine.policy import never_overlap, prefer_overlap
 from tests.oracle_world import VOCAB, World, oracle_engine, random_params, random_prompt, shared_prompt
 from tests.random_schedules import PHASES
@@ -188,9 +188,23 @@ class LifecycleOnThreads(Lifecycle):
     overrides = {"device": "cpu"}  # noqa: RUF012
 
 
+class LifecycleWithDrafts(Lifecycle):
+    """The same with draft heads and recurrent states."""
+
+    overrides = {"kind": "mtp", "speculative_tokens": 2, "num_blocks": 40, "max_requests": 4}  # noqa: RUF012
+    least_budget = 14  # room for a chunk beside four rows of three tokens
+
+    @rule(phase=st.sampled_from(VERIFICATION), after=st.booleans())
+    def fail_in_verification(self, phase: Phase, after: bool) -> None:
+        if self.world.fail_in(phase, after=after):
+            self.world.engine.recover()
+
+
 TestLifecycle = pytest.mark.timeout(1200)(Lifecycle.TestCase)
 TestLifecycle.settings = settings(max_examples=60, stateful_step_count=40)
 TestLifecycleInBuckets = LifecycleInBuckets.TestCase
 TestLifecycleInBuckets.settings = settings(max_examples=20, stateful_step_count=30)
+TestLifecycleWithDrafts = LifecycleWithDrafts.TestCase
+TestLifecycleWithDrafts.settings = settings(max_examples=15, stateful_step_count=30)
 TestLifecycleOnThreads = LifecycleOnThreads.TestCase
 TestLifecycleOnThreads.settings = settings(max_examples=30, stateful_step_count=30)

@@ -5,6 +5,7 @@ The hybrid oracle answers as the plain one while its rolling hash is that of the
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import Any
 
@@ -13,13 +14,15 @@ import pytest
 from engine.controller import Border
 from engine.errors import ConfigError
 from engine.lifecycle import slots_in_use
-from engine.models.oracle import rolling_hash
+from engine.models.base import StateOptions
+from engine.models.oracle import Skill, rolling_hash
 from engine.phases import Phase
 from engine.request import RequestOutput
+from engine.step_function import layer_states
 from tests.bug_kind_world import MODES
 from tests.drafting_world import GREEDY, PLAIN, RICH, SETTINGS, DraftingWorld, all_foreseen, prompt_of
 from tests.memory_world import MemoryWorld
-from tests.oracle_world import Kind, oracle_engine
+from tests.oracle_world import Kind, loaded_oracle, oracle_engine
 
 SLOT_GIB = 8 / 2**30
 """Of the hybrid oracle's state, one int64."""
@@ -96,10 +99,16 @@ class TestSlots:
 
     def test_are_one_for_each_token_of_a_step_with_drafts(self) -> None:
         """The memory that going back costs: a state behind each draft instead of one that is computed again."""
-        plain, drafting = states_world().engine, states_world("mtp", 3).engine
+        plain, drafting = states_world().engine, states_world("mtp", 3, state_rewind="stored").engine
         rows = plain.config.max_requests
         assert plain.runner.cache_tensors[1].shape[0] == rows + 1
         assert drafting.runner.cache_tensors[1].shape[0] == 4 * rows + 1
+
+    def test_are_one_for_each_row_where_accepted_tokens_are_replayed(self) -> None:
+        """Beside it lie the tokens of its last forward."""
+        engine = states_world("mtp", 3, state_rewind="replayed").engine
+        shapes = [tuple(tensor.shape) for tensor in engine.runner.cache_tensors[1:3]]
+        assert shapes == [(engine.config.max_requests + 1, 1), (engine.config.max_requests + 1, 4)]
 
     def test_survive_the_death_of_their_neighbours(self) -> None:
         for mode in MODES:
@@ -110,6 +119,82 @@ class TestSlots:
                 world.step()
             world.abort(world.live_ids[0])
             world.drain()
+
+
+class TestReplay:
+    """States that go back by replaying what was accepted: nothing else may be seen of it."""
+
+    @pytest.mark.parametrize("skill", ["right", "mixed", "wrong"])
+    @pytest.mark.parametrize(("mode", "late"), [("legacy", False), ("async", False), ("async", True)])
+    def test_gives_the_answers_of_no_drafts_whatever_is_accepted(self, mode: str, late: bool, skill: Skill) -> None:
+        plain = DraftingWorld(0, kind="oracle").serve(RICH)
+        for drafts in (1, 3):
+            world = DraftingWorld(drafts, skill=skill, mode=mode, state_rewind="replayed", late_rewind=late)
+            assert world.serve(RICH) == plain
+            assert skill != "mixed" or world.counts == set(range(drafts + 1))
+
+    @pytest.mark.parametrize(
+        ("setting", "late"),
+        [(name, late) for name in SETTINGS for late in (False, True) if name not in ("plain", "buckets", "gated")]
+        + [("buckets", False), ("gated", True)],
+    )
+    def test_goes_with_everything_else(self, setting: str, late: bool) -> None:
+        """In chunks, paused, evicted, hit, captured."""
+        world = DraftingWorld(3, state_rewind="replayed", late_rewind=late, **SETTINGS[setting])
+        plain = DraftingWorld(0, kind="oracle").serve(RICH)
+        assert world.serve(RICH) == plain
+        assert world.serve(RICH) == [*plain, *plain]  # the second time cached, where there is a cache
+
+    @pytest.mark.parametrize("how", ["pause", "persist", "offload", "recompute"])
+    def test_goes_on_behind_a_standstill(self, how: Any) -> None:
+        """Also with a forward pending, whose tokens nobody has counted yet."""
+        for at in range(1, 6):
+            world = cached_world("mtp", 2, state_rewind="replayed")
+            for number in range(4):
+                world.submit(prompt_of(9 + 4 * number, number % 2), PLAIN.replace(seed=number))
+            for _ in range(at):
+                world.step()
+            if how == "pause":
+                world.engine.pause()
+            else:
+                world.engine.suspend(how)
+            world.engine.resume()
+            world.drain()
+
+    def test_follows_rows_that_move_and_new_ones_in_their_slots(self) -> None:
+        rng = random.Random(5)
+        for mode in MODES:
+            world = states_world("mtp", 3, mode=mode, state_rewind="replayed", max_requests=3)
+            for number in range(14):
+                world.submit(
+                    prompt_of(rng.randint(1, 9), number), PLAIN.replace(seed=number, max_tokens=3 + number % 5)
+                )
+                world.step()
+                if number % 3 == 2 and world.live_ids:
+                    world.abort(rng.choice(world.live_ids))
+            world.drain()
+
+    def test_without_drafts_or_states_is_nothing(self) -> None:
+        """There is nothing to go back from: options and memory are those of any other."""
+        for kind, drafts in (("hybrid", 0), ("drafting", 2)):
+            world = states_world(kind, drafts, state_rewind="replayed")  # type: ignore[arg-type]
+            world.submit([1, 2, 3], PLAIN)
+            world.drain()
+            assert all(tensor.shape[1:] != (3,) for tensor in world.engine.runner.cache_tensors)
+
+    def test_needs_a_model_that_can(self) -> None:
+        loaded = loaded_oracle(kind="mtp")
+
+        class Elsewhere:
+            """A model with slots of its own making."""
+
+            def __getattr__(self, name: str) -> Any:
+                if name == "state_layout":
+                    raise AttributeError(name)
+                return getattr(loaded.model, name)
+
+        with pytest.raises(ConfigError, match="state_rewind='replayed' needs a model with state_layout; use 'stored'"):
+            layer_states(Elsewhere(), 0, StateOptions(replay_width=3))  # type: ignore[arg-type]
 
 
 class TestHits:
@@ -264,7 +349,7 @@ class TestSnapshots:
         for _ in range(3):
             world.step()
         engine = world.engine
-        in_use = slots_in_use(engine.table, engine.prefix_cache, engine.config.decode_width)
+        in_use = slots_in_use(engine.table, engine.prefix_cache, engine.resolved.config.states_per_row)
         before = engine.runner.cache_tensors[1][in_use].clone()
         engine.suspend("offload")
         assert engine.runner.cache_tensors == ()

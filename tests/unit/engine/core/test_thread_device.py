@@ -97,7 +97,7 @@ class TestOverlap:
 
         def at_border(border: Border) -> None:
             nonlocal launched, released, overlapped
-            is_overlap = border.iteration.order is Order.OVERLAP
+            is_overlap = border.iteration.order.is_overlap
             may_run = released
             if (border.phase, border.side) == (Phase.FORWARD, "after"):
                 here = border.iteration.launched is not None
