@@ -114,7 +114,7 @@ class EngineConfig:
     speculative_tokens: int = 0
     """Tokens that the model's own draft heads (MTP layers) propose for each decode row and step, at most as many as it
     has. The next forward reads them beside the newest token and verifies them: outputs are those of 0, only faster."""
-    late_rewind: bool = False
+    late_rewind: bool = True
     """With ``speculative_tokens``, in async mode: launch the next forward before it is known how many drafts were
     accepted, and wait for that beside it. The device counts lengths itself, the host reckons with the most there may
     be; a row that ends within its accepted drafts is noticed a forward later, as wherever forwards overlap. Without
