@@ -96,7 +96,7 @@ class EngineConfig:
     lets ``max_sequence_length`` exceed ``max_batch_tokens``."""
     prefix_caching: bool = False
     """Reuse KV blocks of equal prefixes: prompts that begin alike are computed once. Blocks are told apart by what they
-    hold and by ``cache_salt`` of :meth:`engine.engine.Engine.add_request`."""
+    hold and by ``cache_salt`` of ``Engine.add_request``."""
     eviction_policy: Literal["lru", "ref_zero"] = "lru"
     """What becomes of a cached block that nobody holds. ``lru``: it stays until its place is needed, and the least
     recently used one that no cached block follows goes first. ``ref_zero``: it is free at once."""
@@ -132,7 +132,7 @@ class EngineConfig:
     """In which type Mamba2 layers keep their states between forwards; sums within one are float32 at least. Halves are
     half the memory and traffic, and round a state once a step. ``auto``: float32, float64 in float64 models."""
     suspend_mode: SuspendMode | None = None
-    """What :meth:`engine.engine.Engine.suspend` does unless it is told. ``persist``: memory stays as it is.
+    """What ``Engine.suspend`` does unless it is told. ``persist``: memory stays as it is.
     ``offload``: the device's memory is given back, what requests need of it waits in pinned host memory. ``recompute``:
     it is given back, and every request is computed again from its tokens. None: ``persist``."""
     routing_replay: str | None = None

@@ -40,7 +40,6 @@ from engine.graph_gate import graph_gate
 from engine.graphs import GraphListPolicy, captured_by_default, checked_graphs
 from engine.intake import Intake, Prompt
 from engine.invariants import check_border
-from engine.invariants_states import check_states
 from engine.lifecycle import EngineState, Lifecycle, Suspension, WeightSource, check_suspend_mode
 from engine.models.loader import LoadedModel, load_model, register_builtin
 from engine.models.oracle import load_oracle, load_oracle_hybrid, load_oracle_mtp
@@ -489,7 +488,6 @@ class Engine:
 
     def _check(self, border: Border) -> None:
         check_border(self, border)
-        check_states(self, border)
 
     # -- whole requests --------------------------------------------------------------------------------------------
 

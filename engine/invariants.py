@@ -24,6 +24,7 @@ from engine.invariants_rows import (
     check_row_lengths,
     check_rows,
 )
+from engine.invariants_states import check_states
 from engine.phases import Order, Phase, Reason
 from engine.plan import batch_rows_of
 from engine.results import PendingForward
@@ -38,6 +39,9 @@ __all__ = ["check_border", "check_device", "check_idle"]
 
 def check_border(engine: Engine, border: Border) -> None:
     """Run every check that must hold at a phase border, and poison what is void there.
+
+    Between the border behind a phase and the one before the next only what watches has run: where that has left table,
+    pool and queue alone, they are not looked at again.
 
     Raises:
         InvariantError: naming the invariant and what was found.
@@ -54,7 +58,6 @@ def check_border(engine: Engine, border: Border) -> None:
 
 
 def _check_all(engine: Engine, border: Border) -> None:
-    """What need not be looked at again before the next phase: nothing runs in between but what watches."""
     standing, rows = Standing.at(border), LiveRows.of(engine.table)
     check_rows(engine, rows, standing)
     check_blocks(engine, rows)
@@ -71,6 +74,7 @@ def _check_all(engine: Engine, border: Border) -> None:
     if engine.device.kind == "inline" and not standing.is_staged:
         engine.device.raise_error()  # all else that there would be to wait for has run
         compare_device(engine, rows, drawn_tokens(border.iteration) if standing.unresolved else {})
+    check_states(engine, border)
 
 
 def _is_first(border: Border) -> bool:
@@ -91,7 +95,8 @@ def _books(engine: Engine) -> tuple[Any, ...]:
     columns = b"".join([column.data for _, column in table.columns()])
     waiting = [request.key for request in engine.queue.waiting]
     counts = (table.version, table.num_paused, table.num_live, pool.num_free, getattr(pool, "num_evicted", 0))
-    return (columns, counts, pool.ref_counts.tobytes(), pool.free_ids.tobytes(), waiting)
+    slots = b"" if table.slots is None else table.slots.free_ids.tobytes()
+    return (columns, counts, pool.ref_counts.tobytes(), pool.free_ids.tobytes(), slots, waiting)
 
 
 def check_pending(controller: Controller, rows: LiveRows) -> None:

@@ -388,7 +388,14 @@ def play_right(world: MemoryWorld, rng: random.Random) -> None:
 
 
 BASE: dict[str, Any] = {"max_sequence_length": 52, "capacity_policy": "max_utilization", "paused_blocks": 6}
-DRAFTS = {**BASE, "num_blocks": 18, "kind": "mtp", "state_rewind": "stored", "speculative_tokens": 3}
+DRAFTS = {
+    **BASE,
+    "num_blocks": 18,
+    "kind": "mtp",
+    "state_rewind": "stored",
+    "speculative_tokens": 3,
+    "late_rewind": False,
+}
 STATES = {**BASE, "num_blocks": 16, "kind": "hybrid", "prefix_caching": True}
 BOTH = {**DRAFTS, "prefix_caching": True}
 REPLAYED = {**DRAFTS, "state_rewind": "replayed"}

@@ -15,7 +15,10 @@ NO_SAMPLES = "no samples"
 AROUND_WORK = "launch latency, wake-up and the time between phases"
 """What the device's idle time holds besides exposed host work; ``docs/metrics.md`` defines each."""
 
-ADMISSION_CAUSE = "in async a request is admitted only after the pending forward is resolved, about one step later"
+ADMISSION_CAUSE = (
+    "in async a request's first forward stands behind the one that runs when it enters, and with "
+    "overlap_admission=False it enters only once that one is resolved"
+)
 KINDS_NOTE = (
     "A step is filed under the batch it launches; in async it waits for the batch before, so step time by kind does "
     "not compare across modes."

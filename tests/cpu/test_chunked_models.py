@@ -19,6 +19,8 @@ from tests.teacher import check_against_transformers, engine_says
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 70, 100)
 LIMITS: dict[str, Any] = {"max_requests": 4, "max_sequence_length": 128, "num_blocks": 32, "device": "inline"}
+CHUNKED_BECAUSE = [(False, "chunk_in_progress"), (True, "admits_beside")]
+"""``overlap_admission``, and the reason of iterations that go on with a chunk."""
 CHUNKS: dict[str, Any] = {"chunked_prefill": True, "max_batch_tokens": 13}
 
 
@@ -37,16 +39,19 @@ def serve(
 
 
 class TestAgainstTransformers:
-    def test_tokens_and_the_log_probabilities_of_prompt_and_output_are_equal(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(("beside", "reason"), CHUNKED_BECAUSE)
+    def test_tokens_and_the_log_probabilities_of_prompt_and_output_are_equal(
+        self, beside: bool, reason: str, tmp_path: Path
+    ) -> None:
         """Chunks of up to 13 tokens, so that seams fall within blocks, on their borders, and beside decode rows."""
         folder = write_checkpoint(tmp_path / "model", "Qwen3ForCausalLM")
         loaded = load_model(folder, dtype=torch.float32, device=torch.device("cpu"))
         params = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=1, prompt_logprobs=1)
 
-        outputs, engine = serve(loaded, params, **CHUNKS)
+        outputs, engine = serve(loaded, params, overlap_admission=beside, **CHUNKS)
 
         assert engine.counters.prefill_tokens == sum(LENGTHS)
-        assert engine.counters.reasons["chunk_in_progress"] > 10
+        assert engine.counters.reasons[reason] > 10
         check_against_transformers(folder, outputs)
 
 
@@ -85,15 +90,18 @@ class TestAgainstOneGo:
 
 class TestCache:
     @pytest.mark.parametrize("graphs", [None, (4, 16)])
-    def test_gets_each_token_of_a_chunk_once_and_nothing_else(self, graphs: tuple[int, ...] | None) -> None:
+    @pytest.mark.parametrize(("beside", "reason"), CHUNKED_BECAUSE)
+    def test_gets_each_token_of_a_chunk_once_and_nothing_else(
+        self, beside: bool, reason: str, graphs: tuple[int, ...] | None
+    ) -> None:
         """Byte for byte around every forward: the first chunk's entries stay as they are when the second is read."""
         loaded = load_model("shape:tiny", dtype=torch.float32, device=torch.device("cpu"))
-        options = {**LIMITS, **CHUNKS, "max_batch_tokens": 16, "graphs": graphs}
+        options = {**LIMITS, **CHUNKS, "max_batch_tokens": 16, "graphs": graphs, "overlap_admission": beside}
         with Engine(loaded, EngineConfig(**options)) as engine:
             watch = CacheWatch(engine)
             params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
             engine.generate(prompts(loaded.vocab_size), params, progress=False)
 
-            assert engine.counters.reasons["chunk_in_progress"] > 10
+            assert engine.counters.reasons[reason] > 10
             assert (watch.padded["mixed"] > 0) == (graphs is not None)
             assert (watch.eager > 20) == (graphs is None)

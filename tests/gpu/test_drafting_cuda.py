@@ -77,7 +77,7 @@ class TestSameTokens:
 
 class TestOneWait:
     def test_nothing_but_the_accepted_counts_is_waited_for(self) -> None:
-        config = EngineConfig(device="cuda", mode="async", graphs=-1, speculative_tokens=2, **LIMITS)
+        config = EngineConfig(device="cuda", graphs=-1, speculative_tokens=2, late_rewind=False, **LIMITS)
         checked = 0
         with Engine.from_pretrained("oracle-mtp", config, progress=False) as engine:
             for prompt, params in zip(PROMPTS, MIX, strict=True):

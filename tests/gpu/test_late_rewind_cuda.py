@@ -134,7 +134,7 @@ class TestNoWait:
         assert waits == 0
 
     def test_the_counts_are_on_their_way_while_the_next_forward_is_launched(self) -> None:
-        """On an idle machine they have hardly ever arrived; what must not be is that they always have."""
+        """The device is kept busy ahead of verification, longer than a launch takes where nothing is compiled."""
         config = EngineConfig(device="cuda", graphs=-1, speculative_tokens=2, late_rewind=True, **LIMITS)
         seen: list[bool] = []
         with Engine.from_pretrained("shape:tiny-hybrid", config, progress=False) as engine:
@@ -144,7 +144,10 @@ class TestNoWait:
                 border = engine.step_phase()
                 while border is not None:
                     current = engine.controller.current
-                    if border.phase is Phase.FORWARD and current is not None and current.order is LATE:
+                    is_late = current is not None and current.order is LATE
+                    if is_late and engine.next_phase is Phase.VERIFY:
+                        engine.device.compute.launch(lambda: torch.cuda._sleep(20_000_000))
+                    if is_late and border.phase is Phase.FORWARD:
                         assert current.verified is not None
                         seen.append(current.verified.accepted_ready.done())
                     border = engine.step_phase()

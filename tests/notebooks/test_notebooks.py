@@ -161,6 +161,7 @@ class TestHybridAndMtp:
         text = printed(notebook)
 
         assert "would take mtp_overlap (verify → draft → rewind" in text
+        assert "would take mtp_overlap_late (prepare → verify" in text
         assert text.count("drafts accepted)") == 2
         counts = [int(count) for count in re.findall(r"\d drafts: (\d+) iterations", text)]
         assert counts == sorted(counts, reverse=True)

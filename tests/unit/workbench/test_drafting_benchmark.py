@@ -131,7 +131,7 @@ class TestSsmUpdate:
         return ssm_update.Bench(LayerSizes(heads=4, head_dim=8, groups=2, state=16, slots=20), torch.float32, "cpu")
 
     def test_tells_the_share_of_a_copy_of_as_many_bytes(self, bench: ssm_update.Bench) -> None:
-        copy, update = ssm_update.compare_updates(bench, "small", (), [4])
+        copy, update = ssm_update.compare_updates(bench, "small", [4], lambda rows: ssm_update.ways(bench, rows, ()))
 
         assert (copy.name, update.name) == ("copy", "ours")
         assert copy.num_bytes == update.num_bytes == 2 * 4 * 4 * 8 * 16 * 4

@@ -142,7 +142,7 @@ def test_what_comes_next_is_told_with_its_drafting_phases() -> None:
     with make_session("async") as session:
         submit_two(session)
         session.run(3)
-        assert "mtp_overlap (verify → draft → rewind → prepare" in session.explain()
+        assert "mtp_overlap_late (prepare → verify → draft → forward → rewind" in session.explain()
         assert session.step_phase() is not None
         assert session.history is not None
 
@@ -164,11 +164,11 @@ def test_modes_are_compared_and_reported(tmp_path: Path) -> None:
     )
     assert comparison.ids_equal
     assert {order.order for order in comparison.runs[0].summary.orders} == {"mtp_legacy"}
-    assert "mtp_overlap" in {order.order for order in comparison.runs[1].summary.orders}
+    assert "mtp_overlap_late" in {order.order for order in comparison.runs[1].summary.orders}
     assert "drafts accepted" in str(comparison)
     assert all("drafts" in request for leg in comparison.to_dict()["legs"] for request in leg["requests"])
     write_report(tmp_path / "report.html", [run.view for run in comparison.runs], title="drafting")
-    assert "mtp_overlap" in (tmp_path / "report.html").read_text()
+    assert "mtp_overlap_late" in (tmp_path / "report.html").read_text()
 
 
 class TestChanges:
@@ -218,7 +218,7 @@ class TestChanges:
 
 class TestExplaining:
     def test_says_how_many_drafts_were_accepted_once_rewind_knows(self) -> None:
-        with make_session("async") as session:
+        with make_session("async", late_rewind=False) as session:
             submit_two(session)
             session.run(2)
             step_to(session, Phase.DRAFT)

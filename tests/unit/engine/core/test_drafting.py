@@ -63,7 +63,7 @@ class TestPhases:
     def test_of_a_run_are_those_without_drafts_where_none_is_accepted(
         self, beside: bool, behind_the_prompt: Order
     ) -> None:
-        world = DraftingWorld(2, skill="wrong", overlap_admission=beside)
+        world = DraftingWorld(2, skill="wrong", overlap_admission=beside, late_rewind=False)
         world.submit([1, 2], GREEDY.replace(max_tokens=6))
         world.drain()
 
@@ -76,7 +76,7 @@ class TestPhases:
 
     @pytest.mark.parametrize(("beside", "behind_the_prompt"), BEHIND_THE_PROMPT)
     def test_of_a_run_with_three_tokens_a_step_and_a_switch(self, beside: bool, behind_the_prompt: Order) -> None:
-        world = DraftingWorld(2, skill="right", overlap_admission=beside)
+        world = DraftingWorld(2, skill="right", overlap_admission=beside, late_rewind=False)
         world.submit([1, 2], GREEDY.replace(max_tokens=13))
         for _ in range(4):
             world.step()
@@ -114,7 +114,7 @@ class TestPhases:
                 seen.append((iteration.order, None if verified is None else verified.has_decode))
                 assert (verified is None) == (iteration.num_tokens is None)
 
-        world = DraftingWorld(overlap_admission=beside)
+        world = DraftingWorld(overlap_admission=beside, late_rewind=False)
         world.on_border = look
         world.submit([1, 2, 3], GREEDY.replace(max_tokens=9))
         world.drain()
@@ -279,9 +279,10 @@ class TestEnds:
 
     @pytest.mark.parametrize(("mode", "beside"), WAYS)
     def test_by_an_abort_come_at_every_border_of_every_order(self, mode: str, beside: bool) -> None:
+        """Of those that count lengths on the device ``test_late_rewind.py`` does the same."""
         at, reached = 0, set()
         while True:
-            world = DraftingWorld(2, mode=mode, overlap_admission=beside)
+            world = DraftingWorld(2, mode=mode, overlap_admission=beside, late_rewind=False)
             world.check_from = at
             seen = 0
 

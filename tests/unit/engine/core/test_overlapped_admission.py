@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from functools import cache
-from itertools import product
 from typing import Any
 
 import pytest
@@ -18,11 +17,12 @@ from tests.cache_watch import CacheWatch
 from tests.chunk_watch import ChunkWatch
 from tests.oracle_reference import VOCAB
 from tests.oracle_world import World, oracle_engine, play, random_params, random_prompt, shared_prompt
+from tests.planted_beside_faults import KEPT, KEPT_DRAFTS, play_kept
 
 PARAMS = SamplingParams(max_tokens=9, temperature=1.0, seed=1, ignore_eos=True, logprobs=1)
 MTP: dict[str, Any] = {"kind": "mtp", "speculative_tokens": 3}
 """Drafts, and recurrent states behind each of them."""
-ONE_DRAFT: dict[str, Any] = {"kind": "mtp", "speculative_tokens": 1}
+ONE_DRAFT: dict[str, Any] = {"kind": "mtp", "speculative_tokens": 1, "late_rewind": False}
 DRAFTING: dict[str, Any] = {"kind": "drafting", "speculative_tokens": 1}
 WAYS = [({}, Order.OVERLAP_ADMIT), (ONE_DRAFT, Order.MTP_OVERLAP_ADMIT)]
 BORDERS = [(options, order, phase) for options, order in WAYS for phase in order.phases]
@@ -286,19 +286,12 @@ class TestFailures:
 
 
 class TestBlocks:
-    @pytest.mark.parametrize("options", [{}, DRAFTING], ids=["plain", "drafting"])
+    @pytest.mark.parametrize("options", [KEPT, KEPT_DRAFTS, {**KEPT_DRAFTS, "late_rewind": True}], ids=str)
     def test_that_are_set_aside_for_newcomers_are_not_taken_by_rows_kept_beyond_their_end(
         self, options: dict[str, Any]
     ) -> None:
         """A row kept for study (launch_ending_rows) wanted a block more than admission knew of, and there was none."""
-        params = PARAMS.replace(max_tokens=5, temperature=0.0)
-        for num_blocks, steps in product((4, 5), range(3, 7)):
-            world = beside_world(launch_ending_rows=True, num_blocks=num_blocks, max_sequence_length=20, **options)
-            world.submit(prompt_of(4), params)
-            for _ in range(steps):
-                world.step()
-            world.submit(prompt_of(8), params.replace(max_tokens=1))
-            world.drain()
+        play_kept(beside_world(**options))
 
 
 class TestSchedules:

@@ -14,11 +14,11 @@ import pytest
 
 from tests.memory_world import MemoryWorld, play_memory
 from tests.oracle_world import World, oracle_engine, play
-from tests.planted_beside_faults import BESIDE, BESIDE_FAULTS
+from tests.planted_beside_faults import BESIDE, BESIDE_FAULTS, KEPT_FAULTS, play_kept
 from tests.planted_chunk_faults import CHUNK_FAULTS, CHUNKS
 from tests.planted_faults import BUCKETS, FAULTS, SLOW_DEVICE, Fault
 from tests.planted_late_faults import LATE, LATE_FAULTS, RESERVED
-from tests.planted_memory_faults import CHUNKED, MEMORY_FAULTS, NO_CACHE, TIGHT
+from tests.planted_memory_faults import CHUNKED, EXPOSED, MEMORY_FAULTS, NO_CACHE, ROOMY, TIGHT
 from tests.planted_state_faults import (
     BOTH,
     BUCKETED_STATES,
@@ -45,6 +45,10 @@ def played_tight(engine: Any, seed: int, *, text: bool) -> None:
 
 def played_right(engine: Any, seed: int, *, text: bool) -> None:
     play_right(MemoryWorld(engine), random.Random(seed))
+
+
+def played_kept(engine: Any, seed: int, *, text: bool) -> None:
+    play_kept(World(engine))
 
 
 def caught_by(fault: Fault, schedule: Callable[..., None] = played) -> str | None:
@@ -93,6 +97,11 @@ class TestPlantedFaults:
         fault.plant(monkeypatch)
         require_caught(fault, caught_by(fault, played_tight))
 
+    @pytest.mark.parametrize("fault", KEPT_FAULTS, ids=lambda fault: fault.name)
+    def test_of_rows_kept_beyond_their_end_are_noticed(self, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+        fault.plant(monkeypatch)
+        require_caught(fault, caught_by(fault, played_kept))
+
     @pytest.mark.parametrize("fault", LATE_FAULTS, ids=lambda fault: fault.name)
     def test_of_lengths_on_the_device_are_noticed(self, fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
         fault.plant(monkeypatch)
@@ -126,6 +135,8 @@ class TestPlantedFaults:
             TIGHT,
             NO_CACHE,
             CHUNKED,
+            EXPOSED,
+            ROOMY,
             {**TIGHT, "nan_every": 31},
             DRAFTS,
             STATES,
