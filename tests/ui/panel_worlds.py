@@ -76,6 +76,7 @@ def strip_view(**changes: Any) -> StripView:
             {
                 "role": "sampled",
                 "iteration": 1_203,
+                "on_device": "runs",
                 "text": "5 decode rows, 5 tokens, bucket of 8",
                 "budget": {"limit": 64, "decode": 5, "prompt": 0, "padding": 3},
             },

@@ -84,6 +84,8 @@ class ForwardCell(TypedDict):
     role: Literal["sampled", "pending", "prepared", "last"]
     """``prepared``: not launched yet. ``last``: the one launched last, where there is no other."""
     iteration: int
+    on_device: Literal["runs", "in line", "has run", ""]
+    """Where it stands on the device, as last asked; empty where that is not known: not launched, or not recorded."""
     text: str
     """Rows, tokens, and the graph it ran as."""
     budget: BudgetCell

@@ -9,7 +9,7 @@ from engine.engine import Engine
 from engine.phases import Order, Phase
 from engine.plan import Plan
 from engine.results import PendingForward
-from tracing.records import PHASE_COLOURS
+from tracing.records import COMPUTE_LANE, PHASE_COLOURS
 from workbench.explain_order import explain_in_hand
 from workbench.panel.coming import Coming, coming_iteration
 from workbench.panel.messages import BudgetCell, ForwardCell, PhaseCell, StripView
@@ -95,6 +95,7 @@ _IN_ORDER: dict[tuple[Order, Phase], str] = {
 """What differs from order to order."""
 
 CellState = Literal["done", "last", "next", "coming"]
+_FORWARD = Phase.FORWARD.value
 
 
 def strip_view(session: Session) -> StripView:
@@ -182,12 +183,24 @@ def _launched(engine: Engine, role: Literal["sampled", "pending", "last"], forwa
     wasted = f", {dropped} for nothing" if dropped else ""
     budget = budget_of(engine, forward.plan, forward.iteration, is_launched=True)
     text = f"{_rows_text(budget)}{wasted}, {view.ran_as}"
-    return ForwardCell(role=role, iteration=forward.iteration, text=text, budget=_budget_cell(budget))
+    state = _on_device(engine, forward.iteration)
+    return ForwardCell(role=role, iteration=forward.iteration, on_device=state, text=text, budget=_budget_cell(budget))
+
+
+def _on_device(engine: Engine, iteration: int) -> Literal["runs", "in line", "has run", ""]:
+    """Streams work in order: of what has not ended on the compute lane, the oldest runs."""
+    if not engine.recorder.enabled:
+        return ""
+    works = [(work.name, work.iteration) for work in engine.recorder.running() if work.lane == COMPUTE_LANE]
+    if (_FORWARD, iteration) not in works:
+        return "has run"
+    return "runs" if works[0] == (_FORWARD, iteration) else "in line"
 
 
 def _prepared(engine: Engine, plan: Plan, iteration: int) -> ForwardCell:
     budget = budget_of(engine, plan, iteration, is_launched=False)
-    return ForwardCell(role="prepared", iteration=iteration, text=_rows_text(budget), budget=_budget_cell(budget))
+    text = _rows_text(budget)
+    return ForwardCell(role="prepared", iteration=iteration, on_device="", text=text, budget=_budget_cell(budget))
 
 
 def _rows_text(budget: BudgetView) -> str:

@@ -70,12 +70,12 @@ function makeForward() {
   return make("li", {}, make("b"), meter, make("span"));
 }
 
-function showForward(item, { role, iteration, text, budget }) {
+function showForward(item, { role, iteration, on_device: onDevice, text, budget }) {
   const [who, launched] = ROLES[role], [name, meter, words] = item.children;
   const used = SHARES.filter((share) => budget[share]).map((share) => `${budget[share].toLocaleString("en")} ${share}`).join(" + ");
-  setText(name, `${role}: forward ${iteration.toLocaleString("en")}`);
+  setText(name, `${role}: forward ${iteration.toLocaleString("en")}${onDevice ? ` ${onDevice}` : ""}`);
   SHARES.forEach((share, place) => setStyle(meter.children[place], "width", `${100 * budget[share] / budget.limit}%`));
   setText(words, `${used} of ${budget.limit.toLocaleString("en")} tokens · ${text}`);
   setAttribute(item, "data-role", role);
-  setProperty(item, "title", `${who}, ${launched} iteration ${iteration}: ${text}. It uses ${used} of max_batch_tokens=${budget.limit}.`);
+  setProperty(item, "title", `${who}, ${launched} iteration ${iteration}${onDevice ? `, on the device: ${onDevice}` : ""}: ${text}. It uses ${used} of max_batch_tokens=${budget.limit}.`);
 }

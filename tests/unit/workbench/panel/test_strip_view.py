@@ -181,6 +181,23 @@ class TestForwards:
         assert [(cell["role"], cell["iteration"]) for cell in cells] == [("sampled", 2), ("pending", 3)]
         assert cells[1]["text"] == "2 decode rows, 2 tokens, bucket of 2 tokens, 4 KV blocks"
 
+    def test_says_what_the_device_does_with_each(self) -> None:
+        """Whoever steps by hand sees that one runs while the host is between two phases, and that it has run later."""
+        with make_session(device="cpu", op_sleep_s=0.3, max_requests=4) as session:
+            session.submit([[1], [2]], max_tokens=20, ignore_eos=True)
+            session.run(3)
+            for _ in range(3):
+                session.step_phase()
+            at_once = [(cell["role"], cell["on_device"]) for cell in strip_view(session)["forwards"]]
+            session.engine.device.synchronize()
+            later = [cell["on_device"] for cell in strip_view(session)["forwards"]]
+            session.recorder.enabled = False
+            unknown = [cell["on_device"] for cell in strip_view(session)["forwards"]]
+
+        assert at_once == [("sampled", "runs"), ("pending", "in line")]
+        assert later == ["has run", "has run"]
+        assert unknown == ["", ""]
+
     def test_a_row_that_ended_is_for_nothing(self) -> None:
         with make_session(launch_ending_rows=True) as session:
             session.submit([1], max_tokens=20, ignore_eos=True)
