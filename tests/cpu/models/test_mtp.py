@@ -365,7 +365,7 @@ def check_drafts(family: Family, outputs: list[RequestOutput], watched: Watched,
         if row >= len(reference[name][head]) or right.get((name, known), 0) < head:
             continue  # behind the end, or what it goes on from was another token
         expected = reference[name][head][row]
-        assert torch.allclose(logits, expected, atol=CLOSE * 10, rtol=0), (name, known, head)
+        assert torch.allclose(logits, expected, atol=CLOSE, rtol=0), (name, known, head)
         compared += 1
         place = known + head
         if place < len(text) and int(logits.argmax()) == text[place]:
