@@ -59,17 +59,19 @@ class BatchShape:
     i * wide_width on, and there are no decode rows beside them. For kernels that are faster for knowing it."""
     wide_width: int = 0
     """Tokens of each of them; 0 without any."""
-    num_replayed: int = 0
-    """V: of a model's prefill rows the first so many are decode rows of several tokens, whose recurrent states are
-    those before their last forward (:attr:`ForwardBatch.replayed_V`). Each has ``replay_width`` tokens, row i those
-    from i * width on; there are no decode rows beside them. 0 where states are stored behind every token."""
-    replay_width: int = 0
-    """W: tokens of each of them; 0 without any."""
+    replays: bool = False
+    """Whether the recurrent states of the wide rows are those before their last forward
+    (:attr:`ForwardBatch.replayed_V`); else states are stored behind every token."""
 
     @property
     def num_rows(self) -> int:
         """N."""
         return self.num_decode + self.num_prefill
+
+    @property
+    def num_replayed(self) -> int:
+        """V: the wide rows, where their states are replayed."""
+        return self.num_wide if self.replays else 0
 
     @property
     def num_stepping_rows(self) -> int:
@@ -79,7 +81,12 @@ class BatchShape:
     @property
     def num_stepping_tokens(self) -> int:
         """Their tokens, the first of the batch."""
-        return self.num_decode + self.num_replayed * self.replay_width
+        return self.num_decode + self.num_replayed * self.wide_width
+
+    @property
+    def num_scanned_rows(self) -> int:
+        """Rows behind those."""
+        return self.num_rows - self.num_stepping_rows
 
     @property
     def num_logits(self) -> int:
@@ -91,7 +98,6 @@ class BatchShape:
         if self.decode_width == 1:
             return self
         longest = max(self.max_query_len, self.decode_width if self.num_decode else 0)
-        replayed = (self.num_decode, self.decode_width) if replays and self.num_decode else (0, 0)
         return replace(
             self,
             num_decode=0,
@@ -100,8 +106,7 @@ class BatchShape:
             decode_width=1,
             num_wide=self.num_decode,
             wide_width=self.decode_width if self.num_decode else 0,
-            num_replayed=replayed[0],
-            replay_width=replayed[1],
+            replays=replays,
         )
 
 

@@ -354,8 +354,6 @@ class ResolvedConfig:
     """The attention in use."""
     model: str
     """The name the model was loaded by."""
-    state_rewind: str = "stored"
-    """How recurrent states go back behind rejected drafts, where there are both; else as asked for."""
     state_dtype: str = ""
     """The type that recurrent states are kept in; empty where the model has none."""
     num_snapshots: int = 0

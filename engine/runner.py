@@ -93,10 +93,10 @@ class Runner:
         self.counts_lengths = config.counts_lengths
         """Whether forwards read the lengths of decode rows from the columns of the device."""
         self.state_options = state_options(config)
-        self.states_per_row = config.states_per_row
-        """States that a row's slot holds, where the model has slots."""
         self._layer_states = layout = layer_states(model, self.num_drafts, self.state_options)
         self._has_slots = has_slots(layout)
+        self.states_per_row = config.states_per_row if self._has_slots else 1
+        """States that a row's slot holds; 1 where the model has no slots."""
         self._is_paged = tuple(isinstance(state, PagedState) for state in layout for _ in state.shapes)
         self.caches = self._make_caches()
         self._flat_caches = tuple(tensor for layer in self.caches for tensor in layer)
@@ -160,7 +160,7 @@ class Runner:
             strict=self._has_slots or self.num_drafts > 0,
             snapshots_per_row=SNAPSHOTS_PER_ROW if self.resolved.num_snapshots else 0,
             decode_width=self.decode_width,
-            states_per_row=self.states_per_row if self._has_slots else 1,
+            states_per_row=self.states_per_row,
         )
 
     def _launch(
@@ -223,7 +223,7 @@ class Runner:
     def _plan_decode(self, table: RequestTable, batch: DecodeBatch, new_blocks: NewBlocks) -> Plan:
         needs_width = batch.graph is None or self.graphs.buckets_kv
         kv_blocks = int(table.block_count[batch.select].max()) if needs_width else 0
-        kept = batch.dims.num_decode * (self.states_per_row - 1) if self._has_slots else 0
+        kept = batch.dims.num_decode * (self.states_per_row - 1)
         shape = self._shape(batch.dims, batch.graph, 0, kv_blocks, kept)
         layout = batch.layout(shape)
         half = self.step_slab.acquire()
@@ -294,7 +294,7 @@ class Runner:
         if graph is None and not prompt_rows and is_gated(self.resolved.config, self.graphs.sizes):
             miss_reason = CONTINUING_CHUNK if num_prefill > len(new) else COMES_BACK
         longest = int(query_len[dims.num_decode :].max()) if num_prefill else 0
-        kept = len(snapshots) + (dims.num_decode * (self.states_per_row - 1) if self._has_slots else 0)
+        kept = len(snapshots) + dims.num_decode * (self.states_per_row - 1)
         shape = self._shape(dims, graph, longest, int(table.block_count[table_rows].max()), kept)
         layout = Layout(table_rows, batch_rows_of(dims, shape), query_len, shape)
         half = self.step_slab.acquire()

@@ -52,7 +52,6 @@ def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) ->
         sampling_backend=sampler_name(config.sampling_backend, device.torch_device.type),
         attention_backend=backend_name(config.attention_backend, device.torch_device.type, getattr(torch, dtype)),
         model=loaded.name,
-        state_rewind=_state_rewind(config, layout),
         state_dtype=_state_dtype(layout),
     )
 
@@ -136,12 +135,6 @@ def _num_snapshots(config: EngineConfig, layout: Sequence[LayerState]) -> int:
     if affordable < 1 and config.mamba_cache_gb:
         raise ConfigError(f"mamba_cache_gb={config.mamba_cache_gb} holds no state of {slot_bytes} bytes; raise it")
     return affordable
-
-
-def _state_rewind(config: EngineConfig, layout: Sequence[LayerState]) -> str:
-    if not config.speculative_tokens or not has_slots(layout):
-        return config.state_rewind
-    return "replayed" if config.replays_states else "stored"
 
 
 def _state_dtype(layout: Sequence[LayerState]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,6 +25,10 @@ from engine.models.base import (
     SlotState,
     StateOptions,
 )
+
+if TYPE_CHECKING:
+    from engine.kernels.triton_draft_inputs import DraftInputs
+    from engine.kernels.triton_inputs import DecodeInputs
 
 FROM_SAMPLE = -1
 """In ``token_ids``: take the row's newest sampled token, which is on the device only."""
@@ -150,7 +155,7 @@ class StepFunction:
         """The same of decode rows alone by one kernel."""
         from engine.kernels.triton_draft_inputs import draft_inputs
 
-        token_ids, _, _, batch_row, table_row, query_start, query_len, kv_len, logits_idx = plain[:9]
+        token_ids, _, _, _, table_row, _, _, kv_len, _ = plain[:9]
         last_token, block_table = plain[10:]
         drafts, length, accepted = columns
         made = draft_inputs(
@@ -167,18 +172,7 @@ class StepFunction:
             num_kv_blocks=self._shape.num_kv_blocks,
             counts_lengths=self._counts_lengths,
         )
-        batch = ForwardBatch(
-            token_ids_T=made.token_ids,
-            positions_T=made.positions,
-            row_T=batch_row,
-            slots_T=made.slots,
-            block_table_NK=made.block_table,
-            query_start_N=query_start,
-            query_len_N=query_len,
-            kv_len_N=made.kv_len,
-            logits_idx_L=logits_idx,
-            shape=self._model_shape,
-        )
+        batch = self._made_batch(made, plain, made.kv_len)
         return batch, states if made.state_from is None else (made.state_from, *states[1:]), made.before
 
     def _with_lengths(self, plain: tuple[Tensor, ...], length_R: Tensor) -> tuple[Tensor, ...]:
@@ -234,7 +228,7 @@ class StepFunction:
         """The same of one-token rows by one kernel, which also enters the blocks that rows take in this step."""
         from engine.kernels.triton_inputs import decode_inputs
 
-        token_ids, _, _, batch_row, table_row, query_start, query_len, kv_len, logits_idx = inputs[:9]
+        token_ids, _, _, _, table_row, _, _, kv_len, _ = inputs[:9]
         row_block, last_token, block_table = inputs[9:]
         made = decode_inputs(
             token_ids,
@@ -246,6 +240,13 @@ class StepFunction:
             block_size=self._block_size,
             num_kv_blocks=self._shape.num_kv_blocks,
         )
+        return self._made_batch(made, inputs, kv_len)
+
+    def _made_batch(
+        self, made: DecodeInputs | DraftInputs, plain: tuple[Tensor, ...], kv_len_N: Tensor
+    ) -> ForwardBatch:
+        """Of decode rows alone: what one kernel made, and what is read as it is staged."""
+        _, _, _, batch_row, _, query_start, query_len, _, logits_idx = plain[:9]
         return ForwardBatch(
             token_ids_T=made.token_ids,
             positions_T=made.positions,
@@ -254,9 +255,9 @@ class StepFunction:
             block_table_NK=made.block_table,
             query_start_N=query_start,
             query_len_N=query_len,
-            kv_len_N=kv_len,
+            kv_len_N=kv_len_N,
             logits_idx_L=logits_idx,
-            shape=self._shape,
+            shape=self._model_shape,
         )
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Any
 
 from engine.controller import Border
+from engine.engine import Engine
 from engine.models.oracle import Skill
 from engine.phases import Phase
 from engine.request import Request, SamplingParams
@@ -100,6 +101,27 @@ class DraftingWorld(MemoryWorld):
         self.drain()
         lasts = [one.last for one in self.all]
         return [(last.token_ids, last.logprobs, last.finish_reason) for last in lasts if last is not None]
+
+    def serve_switching(self, params: list[SamplingParams], every: int) -> None:
+        """Requests beside each other, in a mode that is switched after so many steps, again and again."""
+        for number, one in enumerate(params):
+            self.submit(prompt_of(5 + number), one)
+        for step in range(200):
+            if step % every == every - 1:
+                self.engine.set_mode("legacy" if self.engine.mode == "async" else "async")
+            if not self.engine.has_unfinished():
+                break
+            self.step()
+        self.drain()
+
+
+def stand_still(engine: Engine, how: Any) -> None:
+    """Pause, or suspend in the mode ``how``, and go on."""
+    if how == "pause":
+        engine.pause()
+    else:
+        engine.suspend(how)
+    engine.resume()
 
 
 def all_foreseen(world: DraftingWorld) -> bool:

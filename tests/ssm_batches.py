@@ -179,8 +179,9 @@ def packed(
         max_query_len=longest or max((row.count for row in prefill), default=0),
         num_kv_blocks=1,
         num_snapshots=len(kept),
-        num_replayed=len(replayed),
-        replay_width=width,
+        num_wide=len(replayed),
+        wide_width=width,
+        replays=bool(replayed),
     )
     return ForwardBatch(
         token_ids_T=tensor([0] * num_tokens),

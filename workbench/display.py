@@ -108,7 +108,8 @@ def _forward_text(forward: PendingView | None) -> str:
 
 def _unfinished_texts(snapshot: Snapshot) -> list[str]:
     return [
-        f"{work.name} {work.iteration} {'runs' if runs(work, snapshot) else 'in line'}" for work in snapshot.unfinished
+        f"{work.name} {work.iteration} {'runs' if runs(work, snapshot.unfinished) else 'in line'}"
+        for work in snapshot.unfinished
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tracing.intervals import merge
@@ -77,7 +78,7 @@ def _device_bar(span: Span, scale: Scale) -> Bar:
 def _unfinished_bars(lane: str, scale: Scale, snapshot: Snapshot) -> list[Bar]:
     """A stream works in order: the oldest runs, the others stand in line behind it."""
     works = [work for work in snapshot.unfinished if work.lane == lane]
-    is_running = [place == 0 and runs(work, snapshot) for place, work in enumerate(works)]
+    is_running = [place == 0 and runs(work, snapshot.unfinished) for place, work in enumerate(works)]
     rooms = [1.0 if begun else _ROOM.get(work.name, 0.5) for work, begun in zip(works, is_running, strict=True)]
     left = scale.at(snapshot.taken_ns)
     bars = []
@@ -97,12 +98,12 @@ def _unfinished_bar(work: UnfinishedWork, left: float, width: float, look: Look,
     return Bar(left=left, width=width, colour=_device_colour(work.name), label=label, title=label, look=look)
 
 
-def runs(work: UnfinishedWork, snapshot: Snapshot) -> bool:
+def runs(work: UnfinishedWork, unfinished: Sequence[UnfinishedWork]) -> bool:
     """Whether the work has begun, as far as the host can tell: nothing unfinished was enqueued before it.
 
     Streams wait for one another (a copy for what it copies), so work of any lane counts.
     """
-    return all(work.enqueued_ns <= other.enqueued_ns for other in snapshot.unfinished)
+    return all(work.enqueued_ns <= other.enqueued_ns for other in unfinished)
 
 
 def _begun_ns(work: UnfinishedWork, begin: int, snapshot: Snapshot) -> int:

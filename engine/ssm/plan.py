@@ -85,7 +85,7 @@ class Plan:
         """[N] tokens of its last forward that a replayed row's history ends with and that do not stand; else 0."""
         shape, count_V = self.batch.shape, self.batch.replayed_V
         assert count_V is not None, "replayed rows need to be told how many tokens"
-        rejected_V = torch.where(count_V > 0, shape.replay_width - count_V, 0)
+        rejected_V = torch.where(count_V > 0, shape.wide_width - count_V, 0)
         return functional.pad(rejected_V, (0, shape.num_rows - shape.num_replayed))
 
     @cached_property
@@ -112,7 +112,7 @@ class Plan:
         if self.batch.snapshots is None:
             return None
         shape, (row_M, after_M, slot_M) = self.batch.shape, self.batch.snapshots
-        width, count = 1 + shape.max_query_len, shape.num_rows - shape.num_stepping_rows
+        width, count = 1 + shape.max_query_len, shape.num_scanned_rows
         kept_x = torch.full((count * width,), -1, dtype=torch.int64, device=slot_M.device)
         row_M = (row_M - shape.num_stepping_rows).clamp(0, count - 1)
         return kept_x.index_copy_(0, row_M * width + after_M, slot_M).view(-1, width)
@@ -147,7 +147,7 @@ def _chunks(batch: ForwardBatch, taken: Taken) -> PrefillChunks:
     begin_P = end_P - chunks_P
     chunk_J = torch.arange(count, device=device)
     # Chunks left over fall to the last row, behind its end.
-    row_J = torch.searchsorted(end_P, chunk_J, right=True).clamp(max=batch.shape.num_rows - first - 1)
+    row_J = torch.searchsorted(end_P, chunk_J, right=True).clamp(max=batch.shape.num_scanned_rows - 1)
     offset_JQ = ((chunk_J - begin_P[row_J]) * size)[:, None] + torch.arange(size, device=device)
     length_J1, start_J1 = length_P[row_J, None], start_P[row_J, None]
     # Not the token that comes there: padding may hold anything, and a weight of 0 times NaN is NaN.
@@ -175,11 +175,10 @@ def chunk_size(shape: BatchShape) -> tuple[int, int]:
     Smaller chunks waste fewer places on rows that do not fill theirs, but each makes states of its own.
     """
     tokens, longest = shape.num_tokens - shape.num_stepping_tokens, max(1, shape.max_query_len)
-    num_prefill = shape.num_rows - shape.num_stepping_rows
-    rows = min(num_prefill, tokens)
+    rows = min(shape.num_scanned_rows, tokens)
 
     def count(size: int) -> int:
-        return max(1, min(num_prefill * -(-longest // size), (tokens - rows) // size + rows))
+        return max(1, min(shape.num_scanned_rows * -(-longest // size), (tokens - rows) // size + rows))
 
     sizes = [size for size in (8, 16, 32, 64) if size < longest] + [min(longest, 64)]
     best = min(sizes, key=lambda size: count(size) * (size + _CHUNK_COST))

@@ -61,9 +61,9 @@ class TorchStateSpace:
             assert kept is not None, "replayed rows need what their slots keep"
             accepted_FHVS = replayed_states(kept, weights, before_NHVS[:first], plan)
             states.append(accepted_FHVS)
-            y.append(walk_scan(inputs, weights, accepted_FHVS, shape.replay_width))
+            y.append(walk_scan(inputs, weights, accepted_FHVS, shape.wide_width))
             keep_inputs(kept, inputs, plan)
-        if shape.num_rows > first:
+        if shape.num_scanned_rows:
             chunked = chunked_scan(inputs, weights, before_NHVS[first:], plan.chunks)
             y.append(chunked.y_tHV)
             states.append(chunked.state_ZHVS)
@@ -120,7 +120,7 @@ def keep_inputs(kept: KeptInputs, inputs: ScanInputs, plan: Plan) -> None:
     """Leave what the replayed rows' tokens bring to their states in their slots; what was kept there has been read."""
     shape = plan.batch.shape
     for held, own in zip(kept, (inputs.x_THP, inputs.dt_TH, inputs.B_TGS), strict=True):
-        own_FWx = own[: shape.num_stepping_tokens].unflatten(0, (shape.num_replayed, shape.replay_width))
+        own_FWx = own[: shape.num_stepping_tokens].unflatten(0, (shape.num_replayed, shape.wide_width))
         held.index_copy_(0, plan.to_N[: shape.num_replayed], own_FWx.to(held.dtype))
 
 

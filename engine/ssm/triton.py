@@ -47,7 +47,7 @@ class TritonStateSpace:
         check_supported(x_TC, conv_state)
         out_TC = torch.empty(x_TC.shape, dtype=x_TC.dtype, device=x_TC.device)
         shape = batch.shape
-        has_prefill = shape.num_rows > shape.num_stepping_rows
+        has_prefill = shape.num_scanned_rows > 0
         # What prefill rows' slots remember is read, for outputs and new histories, before any is written.
         if has_prefill:
             taken = self._planner.plan_for(batch, conv_state).taken.of_prefill(batch.shape)
@@ -71,7 +71,7 @@ class TritonStateSpace:
     ) -> Tensor:
         x_THP, shape = inputs.x_THP, batch.shape
         check_supported(x_THP, ssm_state)
-        has_prefill = shape.num_rows > shape.num_stepping_rows
+        has_prefill = shape.num_scanned_rows > 0
         # Prefill leaves out padding tokens, whose outputs must be finite all the same.
         make = torch.zeros if has_prefill else torch.empty
         y_THP = make(x_THP.shape, dtype=x_THP.dtype, device=x_THP.device)
@@ -176,7 +176,7 @@ def walk_states(
         y_THP: Contiguous; outputs of padding tokens are left alone.
         tiles: How to cut the work.
     """
-    grid = (num_parts(ssm_state, tiles.block_p), _num_prefill(plan))
+    grid = (num_parts(ssm_state, tiles.block_p), plan.batch.shape.num_scanned_rows)
     triton_kernels.state_walk_kernel[grid](
         *_prefill_arguments(inputs, weights, ssm_state, plan, y_THP),
         HAS_KEPT=plan.kept_PW is not None,
@@ -192,7 +192,7 @@ def scan_chunks(
 
     Three of them stand in for a product of float32, which TF32 would round to 11 bits; half types have no more.
     """
-    grid = (num_parts(ssm_state, tiles.chunk_block_p), _num_prefill(plan))
+    grid = (num_parts(ssm_state, tiles.chunk_block_p), plan.batch.shape.num_scanned_rows)
     chunk_scan_kernel[grid](
         *_prefill_arguments(inputs, weights, ssm_state, plan, y_THP),
         HAS_KEPT=plan.kept_PW is not None,
@@ -226,7 +226,3 @@ def _prefill_arguments(
         shape.num_stepping_rows,
         1 + shape.max_query_len,
     )
-
-
-def _num_prefill(plan: Plan) -> int:
-    return plan.batch.shape.num_rows - plan.batch.shape.num_stepping_rows

@@ -28,7 +28,7 @@ def conv_replayed(
         batch: Rows and slots.
         out_TC: Contiguous.
     """
-    (channels, width), tokens = weight_CK.shape, batch.shape.replay_width
+    (channels, width), tokens = weight_CK.shape, batch.shape.wide_width
     assert conv_state.shape[2] == width - 2 + tokens, "a history ends with all tokens of the last forward"
     block = 256
     triton_replay_kernels.conv_replay_kernel[(batch.shape.num_replayed, -(-channels // block))](
@@ -89,7 +89,7 @@ def replay_states(
         *(each.stride(0) for each in inputs),
         *weights.dt_limits,
         dummy_slot,
-        W=shape.replay_width,
+        W=shape.wide_width,
         num_warps=tiles.replay_warps,
         **scan_sizes(inputs, ssm_state, tiles.replay_block_p),
     )
@@ -104,7 +104,7 @@ def replay_states(
         XS=sizes[0],
         DTS=sizes[1],
         BS=sizes[2],
-        W=shape.replay_width,
+        W=shape.wide_width,
         BLOCK=block,
         num_warps=4,
         **overlapped(),

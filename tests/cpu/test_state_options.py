@@ -110,17 +110,17 @@ class TestReplay:
         _, replayed = serve(speculative_tokens=2, state_rewind="replayed")
 
         assert [len(engine.runner.cache_tensors[1]) for engine in (stored, replayed)] == [13, 5]
-        assert (stored.resolved.state_rewind, replayed.resolved.state_rewind) == ("stored", "replayed")
+        assert (stored.resolved.config.state_rewind, replayed.resolved.config.state_rewind) == ("stored", "replayed")
 
     def test_is_what_auto_means_where_the_backend_computes_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         _, engine = serve(speculative_tokens=2)
-        assert engine.resolved.state_rewind == "replayed"
+        assert engine.resolved.config.state_rewind == "replayed"
 
         loaded = few_ids()
         assert isinstance(loaded.model, HybridModel)
         monkeypatch.setattr(loaded.model.ssm, "can_replay", False)
         with Engine(loaded, EngineConfig(**SERVING, speculative_tokens=1)) as engine:
-            assert engine.resolved.state_rewind == "stored"
+            assert engine.resolved.config.state_rewind == "stored"
 
     def test_is_refused_where_the_backend_does_not_compute_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         loaded = few_ids()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from engine.controller import Iteration
@@ -9,12 +10,13 @@ from engine.engine import Engine
 from engine.phases import Order, Phase
 from engine.plan import Plan
 from engine.results import PendingForward
-from tracing.records import COMPUTE_LANE, PHASE_COLOURS
+from tracing.records import PHASE_COLOURS, UnfinishedWork
 from workbench.explain_order import explain_in_hand
 from workbench.panel.coming import Coming, coming_iteration
 from workbench.panel.messages import BudgetCell, ForwardCell, PhaseCell, StripView
 from workbench.report_data import ORDER_COLOURS
 from workbench.snapshot import BudgetView, budget_of, failure_text, pending_view
+from workbench.timeline import runs
 
 if TYPE_CHECKING:
     from workbench.session import Session
@@ -66,9 +68,6 @@ _IN_ORDER: dict[tuple[Order, Phase], str] = {
     (Order.MTP_OVERLAP, Phase.FORWARD): "It lines up behind the draft heads, before the host has seen a token.",
     (Order.MTP_OVERLAP, Phase.RESOLVE): "The device works on the next forward meanwhile.",
     (Order.MTP_OVERLAP, Phase.EMIT): "The device works on the next forward meanwhile.",
-    (Order.MTP_OVERLAP_ADMIT, Phase.VERIFY): "It lines up behind the running forward; nobody waits.",
-    (Order.MTP_OVERLAP_ADMIT, Phase.REWIND): "This is the one wait before the next forward: its lengths depend on it. "
-    "The device goes on with the draft heads.",
     (
         Order.MTP_OVERLAP_ADMIT,
         Phase.ADMIT,
@@ -77,7 +76,6 @@ _IN_ORDER: dict[tuple[Order, Phase], str] = {
         Order.MTP_OVERLAP_ADMIT,
         Phase.PREPARE,
     ): "The device works on the draft heads meanwhile; prompts join the decode rows.",
-    (Order.MTP_OVERLAP_ADMIT, Phase.FORWARD): "It lines up behind the draft heads, before the host has seen a token.",
     (Order.MTP_OVERLAP_LATE, Phase.PREPARE): "The device still works on the pending forward, so this is hidden. How "
     "many drafts that accepts is not known: lengths are what they are at most, and the device counts for itself.",
     (Order.MTP_OVERLAP_LATE, Phase.VERIFY): "It lines up behind the running forward; nobody waits.",
@@ -93,9 +91,10 @@ _IN_ORDER: dict[tuple[Order, Phase], str] = {
     (Order.DRAIN, Phase.RESOLVE): "Nothing is launched behind it.",
 }
 """What differs from order to order."""
+for _phase in (Phase.VERIFY, Phase.REWIND, Phase.FORWARD):
+    _IN_ORDER[Order.MTP_OVERLAP_ADMIT, _phase] = _IN_ORDER[Order.MTP_OVERLAP, _phase]
 
 CellState = Literal["done", "last", "next", "coming"]
-_FORWARD = Phase.FORWARD.value
 
 
 def strip_view(session: Session) -> StripView:
@@ -165,36 +164,44 @@ def phase_title(order: Order, phase: Phase) -> str:
 def _forwards(engine: Engine, last: Iteration | None) -> list[ForwardCell]:
     """Those in hand and the pending one; where there are none, the one launched last."""
     current, cells = engine.in_hand, []
+    unfinished = engine.recorder.running() if engine.recorder.enabled else None
     if current is not None and current.consumed is not None:
-        cells.append(_launched(engine, "sampled", current.consumed))
+        cells.append(_launched(engine, "sampled", current.consumed, unfinished))
     if current is not None and current.plan is not None and current.launched is None:
         cells.append(_prepared(engine, current.plan, current.index))
     if engine.pending is not None:
-        cells.append(_launched(engine, "pending", engine.pending))
+        cells.append(_launched(engine, "pending", engine.pending, unfinished))
     if not cells and last is not None and last.launched is not None:
-        cells.append(_launched(engine, "last", last.launched))
+        cells.append(_launched(engine, "last", last.launched, unfinished))
     return cells
 
 
-def _launched(engine: Engine, role: Literal["sampled", "pending", "last"], forward: PendingForward) -> ForwardCell:
+def _launched(
+    engine: Engine,
+    role: Literal["sampled", "pending", "last"],
+    forward: PendingForward,
+    unfinished: Sequence[UnfinishedWork] | None,
+) -> ForwardCell:
     view = pending_view(engine, forward)
     assert view is not None
     dropped = view.table_rows.count(-1) if role != "last" else 0  # of the last one all rows may be gone
     wasted = f", {dropped} for nothing" if dropped else ""
     budget = budget_of(engine, forward.plan, forward.iteration, is_launched=True)
     text = f"{_rows_text(budget)}{wasted}, {view.ran_as}"
-    state = _on_device(engine, forward.iteration)
+    state = _on_device(forward.iteration, unfinished)
     return ForwardCell(role=role, iteration=forward.iteration, on_device=state, text=text, budget=_budget_cell(budget))
 
 
-def _on_device(engine: Engine, iteration: int) -> Literal["runs", "in line", "has run", ""]:
-    """Streams work in order: of what has not ended on the compute lane, the oldest runs."""
-    if not engine.recorder.enabled:
+def _on_device(
+    iteration: int, unfinished: Sequence[UnfinishedWork] | None
+) -> Literal["runs", "in line", "has run", ""]:
+    """Of the forward of an iteration; ``unfinished``: device work that has not ended, None where none is recorded."""
+    if unfinished is None:
         return ""
-    works = [(work.name, work.iteration) for work in engine.recorder.running() if work.lane == COMPUTE_LANE]
-    if (_FORWARD, iteration) not in works:
-        return "has run"
-    return "runs" if works[0] == (_FORWARD, iteration) else "in line"
+    for work in unfinished:
+        if (work.name, work.iteration) == (Phase.FORWARD.value, iteration):
+            return "runs" if runs(work, unfinished) else "in line"
+    return "has run"
 
 
 def _prepared(engine: Engine, plan: Plan, iteration: int) -> ForwardCell:

@@ -171,15 +171,7 @@ class TestAnswers:
         switched = 0
         for at in range(1, 12):
             world = DraftingWorld(2, skill=skill)
-            for number, params in enumerate(RICH[:4]):
-                world.submit(prompt_of(5 + number), params)
-            for step in range(200):
-                if step % at == at - 1:
-                    world.engine.set_mode("legacy" if world.engine.mode == "async" else "async")
-                if not world.engine.has_unfinished():
-                    break
-                world.step()
-            world.drain()
+            world.serve_switching(RICH[:4], every=at)
             switched += world.engine.counters.orders["mtp_drain"]
         assert switched > 5
 

@@ -15,7 +15,7 @@ from engine.controller import Border
 from engine.errors import ConfigError
 from engine.models.oracle import Skill
 from engine.phases import Order, Phase, Reason
-from tests.drafting_world import GREEDY, PLAIN, RICH, SETTINGS, DraftingWorld, all_foreseen, prompt_of
+from tests.drafting_world import GREEDY, PLAIN, RICH, SETTINGS, DraftingWorld, all_foreseen, prompt_of, stand_still
 from tests.oracle_reference import PIECES, expected_output
 from tracing.records import Category
 
@@ -156,15 +156,7 @@ class TestAnswers:
         switched = 0
         for at in range(1, 9):
             world = LateWorld(2, skill=skill)
-            for number, params in enumerate(RICH[:4]):
-                world.submit(prompt_of(5 + number), params)
-            for step in range(200):
-                if step % at == at - 1:
-                    world.engine.set_mode("legacy" if world.engine.mode == "async" else "async")
-                if not world.engine.has_unfinished():
-                    break
-                world.step()
-            world.drain()
+            world.serve_switching(RICH[:4], every=at)
             switched += world.engine.counters.orders["mtp_drain"] * (world.num_late > 0)
         assert switched > 3
 
@@ -254,8 +246,7 @@ class TestLengths:
                     if not world.engine.has_unfinished():
                         break
                     if step % (every + 1) == every:
-                        world.engine.pause() if how == "pause" else world.engine.suspend(how)  # type: ignore[arg-type]
-                        world.engine.resume()
+                        stand_still(world.engine, how)
                     world.step()
                 world.drain()
 

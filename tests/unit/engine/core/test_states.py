@@ -20,7 +20,7 @@ from engine.phases import Phase
 from engine.request import RequestOutput
 from engine.step_function import layer_states
 from tests.bug_kind_world import MODES
-from tests.drafting_world import GREEDY, PLAIN, RICH, SETTINGS, DraftingWorld, all_foreseen, prompt_of
+from tests.drafting_world import GREEDY, PLAIN, RICH, SETTINGS, DraftingWorld, all_foreseen, prompt_of, stand_still
 from tests.memory_world import MemoryWorld
 from tests.oracle_world import Kind, loaded_oracle, oracle_engine
 
@@ -154,11 +154,7 @@ class TestReplay:
                 world.submit(prompt_of(9 + 4 * number, number % 2), PLAIN.replace(seed=number))
             for _ in range(at):
                 world.step()
-            if how == "pause":
-                world.engine.pause()
-            else:
-                world.engine.suspend(how)
-            world.engine.resume()
+            stand_still(world.engine, how)
             world.drain()
 
     def test_follows_rows_that_move_and_new_ones_in_their_slots(self) -> None:
@@ -366,11 +362,7 @@ class TestSnapshots:
                 world.submit(prompt_of(9 + 4 * number, number % 2), PLAIN.replace(seed=number))
             for _ in range(at):
                 world.step()
-            if how == "pause":
-                world.engine.pause()
-            else:
-                world.engine.suspend(how)
-            world.engine.resume()
+            stand_still(world.engine, how)
             if how == "recompute":
                 assert kept(world) == 0 or world.engine.pool.num_free == world.engine.pool.num_blocks
             world.drain()

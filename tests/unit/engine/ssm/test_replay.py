@@ -112,7 +112,7 @@ def leave_the_state_behind_all_tokens(patch: pytest.MonkeyPatch) -> None:
     def replayed(real: Any, kept: Any, weights: Any, before: Any, plan: Plan) -> Any:
         count_V = plan.batch.replayed_V
         assert count_V is not None
-        everything = torch.where(count_V > 0, plan.batch.shape.replay_width, 0)
+        everything = torch.where(count_V > 0, plan.batch.shape.wide_width, 0)
         return real(kept, weights, before, Plan(plan.batch._replace(replayed_V=everything)))
 
     wrap(patch, backend_module, "replayed_states", replayed)
