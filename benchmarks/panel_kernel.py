@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,6 +21,10 @@ WARMUP = 20
 """Iterations of a run that do not count: prompts are read in them, and the first phases are slow."""
 _SETTLES_S = 1.2
 """Longer than the panel's ticker rests: then a run that has ended is shown."""
+_NEAR_NS = 30_000_000
+"""Behind the begin of a redraw: it has ended, and the thread that sends has sent it."""
+_FEWEST = 10
+"""Iterations between two redraws that tell what one takes."""
 _PROMPT = [1, 2, 3]
 _LENGTH = 2_000
 _WAVES = 4
@@ -55,6 +62,7 @@ class Redraws:
     spent_s: float = 0.0
     cpu_s: float = 0.0
     """Of that on the kernel's own thread: the rest it waited for the interpreter or a core."""
+    begun_ns: list[int] = field(default_factory=list)
 
 
 class Bench:
@@ -91,6 +99,7 @@ class Bench:
             plain(panel, in_passing=in_passing)
             if self.redraws.is_counting:
                 self.redraws.count += 1
+                self.redraws.begun_ns.append(int(begin * 1e9))
                 self.redraws.spent_s += time.perf_counter() - begin
                 self.redraws.cpu_s += time.thread_time() - begin_cpu
 
@@ -118,16 +127,20 @@ class Bench:
     async def compare(self, count: int, seconds: float) -> None:
         """Fill ``pairs``: runs of both sessions in turns, each about so long, after one that sets their length."""
         self.pairs.clear()
-        iterations = min(int(seconds / await self._step_s(self.twin, 60)), _LENGTH - 2 * WARMUP)
+        iterations = min(int(seconds / (await self._steps(self.twin, 60))[0]), _LENGTH - 2 * WARMUP)
         legs = [self.session, self.twin]
         for _ in range(count):
             legs.reverse()
             self.redraws = Redraws()
-            step_s = {session is self.session: await self._step_s(session, iterations) for session in legs}
+            steps = {session is self.session: await self._steps(session, iterations) for session in legs}
+            step_s, cpu_s = ({leg: of[at] for leg, of in steps.items()} for at in (0, 1))
             shown_s = step_s[True] * iterations
+            begins_ns = [record.begin_ns for record in self.session.iterations()]
             self.pairs.append(
                 {
                     "ratio": step_s[False] / step_s[True],
+                    "lost": lost_share(begins_ns, self.redraws.begun_ns),
+                    "cpu ratio": cpu_s[True] / cpu_s[False],
                     "tokens/s": ROWS / step_s[True],
                     "step_ms": 1e3 * step_s[False],
                     "redraws/s": self.redraws.count / shown_s,
@@ -136,18 +149,21 @@ class Bench:
                 }
             )
 
-    async def _step_s(self, session: Session, iterations: int) -> float:
-        """Seconds an iteration; what the panel has to do before and behind the run is not in them."""
+    async def _steps(self, session: Session, iterations: int) -> tuple[float, float]:
+        """Seconds an iteration, and those of a core that all threads of the kernel took together.
+
+        What the panel has to do before and behind the run is not in them.
+        """
         fill(session)
         await session.run_async(WARMUP)
         await asyncio.sleep(_SETTLES_S)
         self.redraws.is_counting = session is self.session
-        begin = time.perf_counter()
+        begin, begin_cpu = time.perf_counter(), time.process_time()
         await session.run_async(iterations)
-        took_s = time.perf_counter() - begin
+        took_s, took_cpu_s = time.perf_counter() - begin, time.process_time() - begin_cpu
         self.redraws.is_counting = False
         await asyncio.sleep(_SETTLES_S)
-        return took_s / iterations
+        return took_s / iterations, took_cpu_s / iterations
 
     def medians(self) -> dict[str, float]:
         """Over the pairs, with the lowest and the highest ratio."""
@@ -155,3 +171,26 @@ class Bench:
         ratios = [pair["ratio"] for pair in self.pairs]
         told = {name: statistics.median(pair[name] for pair in self.pairs) for name in names}
         return told | {"lowest": min(ratios), "highest": max(ratios)}
+
+
+def lost_share(begins_ns: Sequence[int], redraws_ns: Sequence[int]) -> float:
+    """Share of a run's time that iterations around redraws took longer than those between them.
+
+    Both are of one run and lie a tenth of a second apart, so a machine that is faster or slower by the minute does not
+    count; nor does what a panel costs far from its redraws, such as a page that paints.
+
+    Args:
+        begins_ns: When each iteration began, rising.
+        redraws_ns: When each redraw began, rising.
+    """
+    lost_ns: list[float] = []
+    lasted_ns: list[int] = []
+    for begun_ns, next_ns in pairwise(redraws_ns):
+        first, last = bisect_right(begins_ns, begun_ns) - 1, bisect_right(begins_ns, next_ns) - 1
+        clear = bisect_left(begins_ns, begun_ns + _NEAR_NS)
+        if first < 0 or last - clear < _FEWEST:
+            continue
+        step_ns = (begins_ns[last] - begins_ns[clear]) / (last - clear)
+        lost_ns.append(begins_ns[clear] - begins_ns[first] - (clear - first) * step_ns)
+        lasted_ns.append(next_ns - begun_ns)
+    return statistics.median(lost_ns) / statistics.fmean(lasted_ns) if lost_ns else float("nan")

@@ -59,6 +59,9 @@ class BatchShape:
     i * wide_width on, and there are no decode rows beside them. For kernels that are faster for knowing it."""
     wide_width: int = 0
     """Tokens of each of them; 0 without any."""
+    expert_tokens: int = 0
+    """With experts on other ranks: tokens that every rank gives them, padding included, at least ``num_tokens``; 0:
+    there are no other ranks."""
     replays: bool = False
     """Whether the recurrent states of the wide rows are those before their last forward
     (:attr:`ForwardBatch.replayed_V`); else states are stored behind every token."""
@@ -134,6 +137,28 @@ class Snapshots(NamedTuple):
     forward names, but for the one that its own row goes on from: that is read before it is written."""
 
 
+class RoutingTape(NamedTuple):
+    """Where layers with experts note which they chose, and what they are told to choose.
+
+    Letters: L such layers, K experts of a token.
+    """
+
+    kept_SLK: Tensor
+    """[slots of all blocks, L, K] int16: the choices of the token whose cache entry lies in that slot."""
+    slots_T: Tensor
+    """[T] as :attr:`ForwardBatch.slots_T`."""
+    given_TLK: Tensor | None
+    """[T, L, K] int16 experts to use; negative: the router chooses. None: it always does."""
+
+    def given_to(self, layer: int) -> Tensor | None:
+        """[T, K] what one layer is told."""
+        return None if self.given_TLK is None else self.given_TLK[:, layer]
+
+    def note(self, layer: int, ids_TK: Tensor) -> None:
+        """Keep what one layer uses; only enqueues."""
+        self.kept_SLK[:, layer].index_copy_(0, self.slots_T, ids_TK.to(self.kept_SLK.dtype))
+
+
 class ForwardBatch(NamedTuple):
     """Inputs of one base forward, all int64 on the compute device unless said otherwise.
 
@@ -177,5 +202,7 @@ class ForwardBatch(NamedTuple):
     token. None where nothing is replayed."""
     is_real_T: Tensor | None = None
     """[T] bool, False for padding. None for models that do not ask for it (``wants_real_tokens``)."""
+    routing: RoutingTape | None = None
+    """Where choices of experts are recorded or replayed; None: nowhere."""
     first_key: int = 0
     """Keys before this position are seen by no query but their own: a draft layer has no entries there."""

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from engine.errors import ConfigError, NotAvailableError
+from engine.errors import ConfigError
 
 Mode = Literal["async", "legacy"]
 DeviceKind = Literal["cpu", "inline", "cuda"]
 DTypeName = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 GraphDistribution = Literal["exponential", "linear", "hybrid"]
+ExpertDispatch = Literal["all_gather", "all_to_all"]
 GraphSizes = Literal["auto"] | int | Sequence[int] | None
 SuspendMode = Literal["persist", "offload", "recompute"]
+RoutingReplayMode = Literal["record", "replay"]
 StateRewind = Literal["auto", "stored", "replayed"]
 StateDType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -34,11 +36,13 @@ def check_mode(mode: str) -> Mode:
     return mode  # type: ignore[return-value]
 
 
-_NOT_YET: dict[str, tuple[Any, str]] = {
-    "routing_replay": (None, "routing replay"),
-    "expert_parallel": (1, "expert parallelism"),
-}
-"""Fields whose feature comes later: the only value they take today, and what the feature is called."""
+def check_routing_mode(routing_replay: str | None, mode: str) -> None:
+    """Raise ConfigError if choices of experts are to be kept in a mode that cannot."""
+    if routing_replay is not None and mode != "legacy":
+        raise ConfigError(
+            f"routing_replay={routing_replay!r} needs mode='legacy', got mode={mode!r}: what a row recorded is fetched "
+            "before anything else is launched"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +122,8 @@ class EngineConfig:
     """With ``speculative_tokens``, in async mode: launch the next forward before it is known how many drafts were
     accepted, and wait for that beside it. The device counts lengths itself, the host reckons with the most there may
     be; a row that ends within its accepted drafts is noticed a forward later, as wherever forwards overlap. Without
-    drafts and in legacy mode it changes nothing."""
+    drafts, in legacy mode and with ``expert_parallel`` it changes nothing: ranks draft before they agree on the next
+    forward, so that none waits for another (decision 0019)."""
     mamba_cache_gb: float | None = None
     """With ``prefix_caching``, on models with recurrent layers: GiB for snapshots of their states at block borders,
     without which no prefix can be skipped. 0: none. None: as many snapshots as ``max_requests``."""
@@ -135,10 +140,20 @@ class EngineConfig:
     """What ``Engine.suspend`` does unless it is told. ``persist``: memory stays as it is.
     ``offload``: the device's memory is given back, what requests need of it waits in pinned host memory. ``recompute``:
     it is given back, and every request is computed again from its tokens. None: ``persist``."""
-    routing_replay: str | None = None
-    """Record or replay expert choices. Not available yet."""
+    routing_replay: RoutingReplayMode | None = None
+    """In legacy mode, on models with experts. ``record``: outputs tell which experts each token went to in each layer.
+    ``replay``: as well, and requests may bring such choices with them (``routing`` of ``Engine.add_request``), which
+    are used in place of the router's. See docs/routing_replay.md."""
     expert_parallel: int = 1
-    """Ranks that share the experts. Not available yet."""
+    """Ranks that share a model's experts: each holds a part of every layer's and serves requests of its own. They are
+    started by ``torchrun`` or a ``Cluster``, all with the same options."""
+    expert_dispatch: ExpertDispatch = "all_gather"
+    """With ``expert_parallel``, how tokens come to experts. ``all_gather``: all to every rank, and results are summed
+    (reduce-scatter); sizes are agreed on, so graphs can hold it. ``all_to_all``: to the ranks of their experts only;
+    how many is waited for, so it needs ``graphs`` None."""
+    rank_timeout_s: float = 60.0
+    """With ``expert_parallel``, how long a rank waits for the others before it gives up. What stands still between two
+    phases for longer, in a debugger say, needs more."""
     logprobs_mode: Literal["raw", "processed"] = "raw"
     """``raw``: log-softmax of the model's logits. ``processed``: after penalties, temperature and filters."""
     launch_ending_rows: bool = False
@@ -155,11 +170,7 @@ class EngineConfig:
         check_mode(self.mode)
         self._check_choices()
         self._check_counts()
-        for name, (only, feature) in _NOT_YET.items():
-            if getattr(self, name) != only:
-                raise NotAvailableError(
-                    f"{name}={getattr(self, name)!r}: {feature} is not available yet; leave {name} at {only!r}"
-                )
+        check_routing_mode(self.routing_replay, self.mode)
 
     def _check_choices(self) -> None:
         for name, allowed in (
@@ -170,11 +181,13 @@ class EngineConfig:
             ("attention_backend", ("auto", "torch", "triton", "flashinfer")),
             ("ssm_backend", ("auto", "torch", "triton", "mamba_ssm")),
             ("state_rewind", get_args(StateRewind)),
+            ("expert_dispatch", get_args(ExpertDispatch)),
             ("mamba_state_dtype", get_args(StateDType)),
             ("logprobs_mode", ("raw", "processed")),
             ("eviction_policy", ("lru", "ref_zero")),
             ("capacity_policy", ("guaranteed_no_evict", "max_utilization")),
             ("suspend_mode", (None, *get_args(SuspendMode))),
+            ("routing_replay", (None, *get_args(RoutingReplayMode))),
         ):
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} must be one of {', '.join(map(str, allowed))}; got {getattr(self, name)!r}")
@@ -196,11 +209,19 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"seed must be a whole number, got {self.seed!r}")
-        for name in ("kv_cache_gb", "mamba_cache_gb", "op_sleep_s"):
+        for name in ("kv_cache_gb", "mamba_cache_gb", "op_sleep_s", "rank_timeout_s"):
             value = getattr(self, name)
             if value is not None and not _is_finite(value):
                 raise ConfigError(f"{name} must be a finite number, got {value!r}")
-        for name in ("block_size", "max_requests", "max_batch_tokens", "num_blocks", "max_sequence_length"):
+        if not self.rank_timeout_s > 0:
+            raise ConfigError(f"rank_timeout_s must be above 0, got {self.rank_timeout_s!r}")
+        if self.expert_dispatch == "all_to_all" and self.graphs not in ("auto", None, 0):
+            raise ConfigError(
+                "expert_dispatch=all_to_all waits for how many tokens go where, so graphs cannot hold it; use "
+                "graphs=None, or all_gather"
+            )
+        sizes = ("block_size", "max_requests", "max_batch_tokens", "num_blocks", "max_sequence_length")
+        for name in (*sizes, "expert_parallel"):
             value = getattr(self, name)
             if value is None and name in ("num_blocks", "max_sequence_length"):
                 continue
@@ -250,7 +271,12 @@ class EngineConfig:
     @property
     def counts_lengths(self) -> bool:
         """Whether decode rows' lengths, and the states they go on from, are worked out on the device."""
-        return self.late_rewind and self.speculative_tokens > 0
+        return self.late_rewind and self.speculative_tokens > 0 and not self.has_ranks
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether other ranks hold experts of the model."""
+        return self.expert_parallel > 1
 
     @property
     def replays_states(self) -> bool:

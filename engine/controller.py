@@ -20,7 +20,8 @@ from engine.batch import BatchDimensions
 from engine.cache.blocks import BlockPool
 from engine.config import Mode, ResolvedConfig
 from engine.counters import Counters
-from engine.layout import NO_NEW_BLOCKS, NewBlocks, as_index
+from engine.layout import NO_NEW_BLOCKS, NO_ROWS_AT_ALL, NewBlocks, as_index
+from engine.parallel.fleet import NO_LOAD, Agreed, Fleet, Intent, Load, Vote
 from engine.pausing import Room
 from engine.phases import Order, Phase, Reason
 from engine.plan import Plan
@@ -29,6 +30,7 @@ from engine.prefix_cache import PrefixCache, StagedSnapshot
 from engine.request import Request, RequestOutput, RequestState
 from engine.resolution import commit_results
 from engine.results import PendingForward, SampleResult
+from engine.routing_replay import RoutingRecorder
 from engine.runner import Runner
 from engine.speculative import Verified
 from engine.table import RequestTable, Rows
@@ -54,6 +56,8 @@ class Iteration:
     num_tokens: NDArray[np.int64] | None = None
     """[rows of ``verified``] tokens that each of them gets, stops left out of account; known from rewind on."""
     plan: Plan | None = None
+    dummy: Plan | None = None
+    """In place of ``plan``: a forward of padding, which other ranks need."""
     launched: PendingForward | None = None
     """The forward this iteration launched."""
     admitted: list[Request] = field(default_factory=list)
@@ -127,6 +131,8 @@ class Controller:
         recorder: Recorder,
         policy: OrderPolicy,
         cache: PrefixCache | None = None,
+        fleet: Fleet | None = None,
+        routing: RoutingRecorder | None = None,
         watch: Watcher | None = None,
     ) -> None:
         self.resolved = resolved
@@ -140,6 +146,12 @@ class Controller:
         self.policy = policy
         self.cache = cache
         """Names blocks as they are filled; None without prefix caching."""
+        self.fleet = fleet
+        """The other ranks that hold experts of the model; None: there are none."""
+        self.routing = routing
+        """Told of requests that are about to lose their blocks; None: no choices of experts are kept."""
+        self.owes_outputs: Callable[[], bool] = lambda: True
+        """With ``fleet``, whether some request of this rank still owes its last output."""
         self.watch = watch
         """Called at every border before it is yielded; the debug mode's invariant checks."""
         self.mode: Mode = resolved.config.mode
@@ -196,7 +208,38 @@ class Controller:
             overlap_admission=self.resolved.config.overlap_admission,
             late_rewind=self.resolved.config.counts_lengths,
             num_lasting=self._num_lasting(continuing),
+            has_others=self.fleet is not None,
+            others_pending=self.fleet is not None and self.fleet.outlook.has_pending,
+            owes_outputs=self.fleet is None or self.owes_outputs(),
         )
+
+    def vote(self, intent: Intent = Intent.STEP) -> Vote:
+        """What this rank says at the beginning of an iteration."""
+        assert self.fleet is not None
+        return Vote(
+            intent=intent,
+            has_work=self.owes_outputs(),
+            has_pending=self.pending is not None,
+            mode=self.mode,
+            wanted=self.wanted_mode,
+            switches=self.fleet.switches,
+            draft_rows=self._draft_rows_ahead(),
+        )
+
+    def _draft_rows_ahead(self) -> int:
+        """For how many rows the draft heads run before the next forward, padding of a captured pass included."""
+        pending = self.pending
+        if pending is None or not self.resolved.config.speculative_tokens or not pending.num_sampled:
+            return 0
+        shape = pending.plan.shape
+        return shape.num_decode if pending.logits.in_graph and not shape.num_prefill else pending.num_sampled
+
+    def take_mode(self) -> None:
+        """Let the wanted mode be in force where nothing is pending, here or at another rank."""
+        if self.fleet is not None:
+            self.wanted_mode = self.fleet.outlook.newest.wanted
+        if self.pending is None and not (self.fleet is not None and self.fleet.outlook.has_pending):
+            self.mode = self.wanted_mode
 
     def iterate(self) -> Iterator[Border]:
         """Run one iteration, standing still before and after each phase.
@@ -204,11 +247,13 @@ class Controller:
         Yields:
             Each border. Advancing the generator from a "before" border runs the phase.
         """
-        if self.pending is None:
-            self.mode = self.wanted_mode
+        self.take_mode()
         order, reason = choose_order(self.order_state(), self.policy)
-        if self.resolved.config.speculative_tokens:
+        has_drafts = self.resolved.config.speculative_tokens > 0
+        if has_drafts:
             order = order.with_drafting
+        if self.fleet is not None:
+            order = order.among_ranks(is_legacy=self.mode == "legacy", has_drafts=has_drafts)
         iteration = self._begin(order, reason)
         self._count_graph_wait()
         for phase in order.phases:
@@ -274,6 +319,8 @@ class Controller:
 
     def _count(self, iteration: Iteration) -> None:
         c = self.counters
+        if iteration.order.is_dummy:  # the rank had no work, and counts none
+            return
         c.steps += 1
         c.orders[iteration.order.label] += 1
         c.reasons[iteration.reason.name.lower()] += 1
@@ -328,9 +375,13 @@ class Controller:
         iteration.admitted = self.queue.admit()
 
     def _make_room(self, iteration: Iteration) -> None:
+        may_evict = self.resolved.config.capacity_policy == "max_utilization"
+        holdings = self.routing.holdings() if self.routing is not None and may_evict else None
         room = self.queue.make_room()
         if room is None:
             return
+        if self.routing is not None and room.evicted:  # nothing has been launched that could write their blocks
+            self.routing.save(room.evicted, holdings)
         iteration.room = room
         if room.moves is not None:
             self.runner.launch_moves(room.moves)
@@ -394,14 +445,28 @@ class Controller:
     def _prepare(self, iteration: Iteration) -> None:
         """Every launched row advances: one token, or a chunk of its prompt; blocks follow; inputs are staged."""
         self._let_read_prompts_decode(iteration)
-        rows = self._rows_to_launch(iteration)
+        rows = self._rows_to_launch(iteration) if iteration.order.launches else NO_ROWS_AT_ALL
+        new_blocks = self._advance(rows) if rows.size else NO_NEW_BLOCKS
+        agreed = None if self.fleet is None else self._agree(self.fleet, rows, iteration)
         if rows.size == 0:
+            if agreed is not None and agreed.num_tokens:
+                iteration.dummy = self.runner.plan_dummy(agreed)
             return
-        new_blocks = self._advance(rows)
         snapshots: Sequence[StagedSnapshot] = ()
         if self.cache is not None and self.cache.snapshots is not None:
             snapshots = self.cache.stage_snapshots(rows[self.table.is_prefill[rows]].tolist())
-        iteration.plan = self.runner.plan(self.table, rows, iteration.admitted, new_blocks, snapshots)
+        iteration.plan = self.runner.plan(self.table, rows, iteration.admitted, new_blocks, snapshots, agreed)
+
+    def _agree(self, fleet: Fleet, rows: Rows, iteration: Iteration) -> Agreed:
+        """Tell the other ranks how large this one's forward is, and hear of theirs: before anything is staged."""
+        graphs, load = self.runner.graphs, NO_LOAD
+        if rows.size:
+            dims, must_be_eager = self.runner.measure(self.table, rows)
+            sampled = rows.size - (self.table.partial_row is not None)
+            drafts = sampled if self.mode == "legacy" and self.resolved.config.speculative_tokens else 0
+            load = Load(dims=dims, must_be_eager=must_be_eager, draft_rows=drafts)
+        width = self.resolved.config.decode_width
+        return fleet.settle(load, iteration.index, graphs.sizes, strict=graphs.strict, decode_width=width)
 
     def _let_read_prompts_decode(self, iteration: Iteration) -> None:
         """Prompts that the forward before has read to the end, pending or just verified; resolve does it otherwise."""
@@ -454,6 +519,9 @@ class Controller:
 
     def _forward(self, iteration: Iteration) -> None:
         """Publish and launch. In overlap the sampling of the pending forward is already enqueued before it (I31)."""
+        if iteration.dummy is not None:
+            self.runner.launch_dummy(iteration.dummy)
+            self.counters.dummy_steps += 1
         if iteration.plan is None:
             return
         iteration.launched = self.runner.launch_forward(iteration.plan)
@@ -482,8 +550,14 @@ class Controller:
 
     def _draft(self, iteration: Iteration) -> None:
         """The draft heads foresee what follows the newest tokens; the host does not wait for it, nor know it."""
-        if iteration.verified is not None:
-            self.runner.launch_draft(iteration.verified, self.table)
+        num_rows = 0
+        if self.fleet is not None:
+            drafted = self.fleet.agreed if iteration.mode == "legacy" else self.fleet.outlook
+            num_rows = drafted.draft_rows
+        if iteration.verified is not None and iteration.verified.num_rows:
+            self.runner.launch_draft(iteration.verified, self.table, num_rows)
+        elif num_rows:
+            self.runner.launch_dummy_draft(num_rows)
 
     def _rewind(self, iteration: Iteration) -> None:
         """Rows go back to their last accepted token. The one wait before the next forward: for the counts (I33)."""
@@ -537,6 +611,8 @@ class Controller:
             if self.cache is not None:
                 for request in iteration.ended:
                     self.cache.name_written(request)
+            if self.routing is not None:
+                self.routing.save(request for request in iteration.ended if request.timings.finished_ns is None)
             self.pool.release(table.held_blocks(np.array(rows, dtype=np.int64)))
             moves = table.keep(alive)
             self.runner.launch_moves(moves)

@@ -9,6 +9,7 @@ Letters: n rows, W tokens a row, V vocabulary, T tokens of a draft pass, E hidde
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -108,6 +109,7 @@ def draft_pass(
     num_blocks: int,
     block_size: int,
     num_drafts: int,
+    is_shared: bool = False,
 ) -> None:
     """Let each head in turn foresee a token behind the newest one of each row, and keep them in ``columns.drafts``.
 
@@ -120,6 +122,7 @@ def draft_pass(
         num_blocks: Columns of the block table that are read.
         block_size: Tokens of a block.
         num_drafts: Heads in use.
+        is_shared: Whether other ranks hold experts of the heads; all then run for equally many rows.
     """
     assert columns.drafts is not None
     assert columns.length is not None
@@ -128,6 +131,10 @@ def draft_pass(
     token_nI = columns.ints[:, LAST_TOKEN].index_select(0, rows_n)[:, None]
     for head in range(num_drafts):
         batch = _batch(columns, rows_n, newest_n, token_nI, num_blocks, block_size, first_key=head + 1)
+        if is_shared:
+            batch = batch._replace(shape=replace(batch.shape, expert_tokens=batch.shape.num_tokens))
+        if getattr(model, "wants_real_tokens", False):
+            batch = batch._replace(is_real_T=(rows_n != columns.dummy_row).repeat_interleave(head + 1))
         (states,), cache = caches[2 * head : 2 * head + 2]
         row_T = rows_n.repeat_interleave(head + 1)
         before_T = slots_before(batch.positions_T, row_T, columns.block_table, block_size)

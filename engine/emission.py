@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.request import Request, RequestOutput
+from engine.routing_replay import RoutingRecorder
 from engine.sampling.detokenizer import IncrementalDetokenizer
 from engine.tokenizer import Tokenizer
 
@@ -26,11 +27,16 @@ class OutputEmitter:
     """Makes outputs; ``finished`` is told each request whose last output has been made, exactly once (I43)."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, eos_token_ids: tuple[int, ...], finished: Callable[[Request], None]
+        self,
+        tokenizer: Tokenizer | None,
+        eos_token_ids: tuple[int, ...],
+        finished: Callable[[Request], None],
+        routing: RoutingRecorder | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._eos = eos_token_ids
         self._finished = finished
+        self._routing = routing
 
     def emit(self, iteration: Iteration) -> list[Request]:
         """Fill ``iteration.outputs``; returns requests that end here and still hold a row."""
@@ -127,6 +133,8 @@ class OutputEmitter:
         """The output that ends it, its text complete; ``finish_reason`` must be set."""
         self._guarded(request, self._finish_text)
         request.timings = replace(request.timings, finished_ns=time.perf_counter_ns(), finished_iteration=iteration)
+        if self._routing is not None:
+            self._routing.finish(request)
         return self._output(request, request.finish_reason, len(request.output_ids))
 
     def _output(self, request: Request, finish_reason: str | None, num_tokens: int) -> RequestOutput:
@@ -154,4 +162,5 @@ def make_output(request: Request, finish_reason: str | None, num_tokens: int) ->
         prompt_logprobs=prompt_logprobs,
         timings=request.timings,
         num_cached_tokens=request.num_cached_tokens,
+        routing=None if finish_reason is None else request.made_routing,
     )

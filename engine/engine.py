@@ -8,6 +8,7 @@ it the token and finds its end; emit makes text and output; from then on it deco
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,17 +24,19 @@ from engine.cache.prefix import EvictionPolicy
 from engine.cache.prefix_pool import PrefixPool
 from engine.cache.slots import SlotPool
 from engine.cache.snapshots import SnapshotIndex
-from engine.config import EngineConfig, Mode, check_mode
+from engine.config import EngineConfig, Mode, check_mode, check_routing_mode
 from engine.controller import Border, Controller, Iteration
 from engine.counters import Counters
 from engine.device import Device, make_device
 from engine.emission import OutputEmitter
 from engine.errors import (
+    ConfigError,
     DeviceError,
     EngineError,
     EnginePausedError,
     IterationFailedError,
     MidIterationError,
+    RankError,
     RequestError,
 )
 from engine.graph_gate import graph_gate
@@ -42,7 +45,11 @@ from engine.intake import Intake, Prompt
 from engine.invariants import check_border
 from engine.lifecycle import EngineState, Lifecycle, Suspension, WeightSource, check_suspend_mode
 from engine.models.loader import LoadedModel, load_model, register_builtin
-from engine.models.oracle import load_oracle, load_oracle_hybrid, load_oracle_mtp
+from engine.models.oracle import load_oracle, load_oracle_hybrid, load_oracle_moe, load_oracle_mtp
+from engine.parallel.dispatch import bind_ranks
+from engine.parallel.distributed import ProcessRanks, shard_of, take_own_gpu
+from engine.parallel.fleet import Fleet, Intent, Outlook
+from engine.parallel.ranks import Ranks
 from engine.pausing import RoomKeeper
 from engine.phases import Phase
 from engine.policy import OrderPolicy, check_policy, prefer_overlap
@@ -51,6 +58,7 @@ from engine.progress import CaptureBar
 from engine.request import Request, RequestOutput, RequestState, SamplingParams
 from engine.resolution import end_of
 from engine.results import PendingForward
+from engine.routing_replay import Choices, RoutingRecorder, RoutingSizes, salted
 from engine.runner import CaptureProgress, Runner
 from engine.sampling import make_sampler
 from engine.sampling.base import Sampler
@@ -62,6 +70,9 @@ from tracing.recorder import Recorder
 register_builtin("oracle", load_oracle)
 register_builtin("oracle-hybrid", load_oracle_hybrid)
 register_builtin("oracle-mtp", load_oracle_mtp)
+register_builtin("oracle-moe", load_oracle_moe)
+
+log = logging.getLogger(__name__)
 
 PAUSED_NAP_S = 0.002
 """While an engine is paused, its streams on an event loop look so often whether it runs again."""
@@ -100,6 +111,8 @@ class Engine:
         admission: Whose turn it is; the default is first come, first served.
         graph_list: Which forwards are captured; the default goes by ``graphs`` and ``graph_distribution``.
         sampler: None makes the one the config names.
+        ranks: With ``expert_parallel``, the others that hold experts of the model; None joins those that ``torchrun``
+            started together with this process.
         progress: Called with (done, total, bytes taken so far) while graphs are captured, again on :meth:`resume`.
 
     Raises:
@@ -117,16 +130,31 @@ class Engine:
         admission: AdmissionPolicy = first_come_first_served,
         graph_list: GraphListPolicy = captured_by_default,
         sampler: Sampler | None = None,
+        ranks: Ranks | None = None,
         progress: CaptureProgress | None = None,
     ) -> None:
         check_policy(policy)
         check_policy(admission, "admission", "waiting, capacity")
         self.config = config or EngineConfig()
         self.loaded = loaded
+        take_own_gpu(self.config)
         self.device = device or make_device(self.config.device)
         self.recorder = recorder or Recorder()
         with _closing_on_error(self.device if device is None else None):
+            self.fleet = self._find_fleet(ranks)
             self._assemble(loaded, policy, admission, graph_list, sampler, progress)
+
+    def _find_fleet(self, ranks: Ranks | None) -> Fleet | None:
+        """The other ranks; each of them makes its engine at the same time, and captures the same graphs."""
+        config = self.config
+        if ranks is None and config.has_ranks:
+            ranks = ProcessRanks.join(device=self.device.torch_device, timeout_s=config.rank_timeout_s)
+        if ranks is not None and ranks.size != config.expert_parallel:
+            raise ConfigError(
+                f"expert_parallel={config.expert_parallel}, but {ranks.size} ranks were started; name that number"
+            )
+        bind_ranks(self.loaded.model, ranks, config.expert_dispatch)
+        return None if ranks is None else Fleet(ranks, self.recorder)
 
     def _assemble(
         self,
@@ -151,7 +179,10 @@ class Engine:
             sampler=sampler or make_sampler(self.resolved.sampling_backend),
             recorder=self.recorder,
             sizes=checked_graphs(graph_list, self.resolved.config, self.resolved.max_sequence_length),
+            ranks=None if self.fleet is None else self.fleet.ranks,
         )
+        if self.fleet is not None:
+            self.fleet.check_alike(self.resolved, self.runner.graphs.sizes)
         self.runner.capture(loaded.buckets, progress)
         gate = graph_gate(self.resolved.config, self.runner.graphs.sizes, strict=self.runner.graphs.strict)
         self._intake = Intake(self.resolved, loaded.tokenizer, gate)
@@ -167,7 +198,8 @@ class Engine:
             policy=admission,
             drafts=self.config.speculative_tokens,
         )
-        self._emitter = OutputEmitter(loaded.tokenizer, self.resolved.eos_token_ids, self._forget)
+        self.routing = self._make_routing_recorder()
+        self._emitter = OutputEmitter(loaded.tokenizer, self.resolved.eos_token_ids, self._forget, self.routing)
         self.controller = Controller(
             resolved=self.resolved,
             table=self.table,
@@ -179,6 +211,8 @@ class Engine:
             recorder=self.recorder,
             policy=policy,
             cache=self.prefix_cache,
+            fleet=self.fleet,
+            routing=self.routing,
             watch=self._check if self.config.debug_invariants else None,
         )
         self._lifecycle = Lifecycle(
@@ -189,8 +223,11 @@ class Engine:
             cache=self.prefix_cache,
             progress=progress,
         )
+        self.controller.owes_outputs = self._owes_outputs
         self.failure: Failure | None = None
         self._live: dict[str, Request] = {}
+        self._early: list[RequestOutput] = []
+        """Outputs of iterations that other ranks needed while this one was about to stand still."""
         self._next_key = 0
         self._in_hand: Iterator[Border] | None = None
         self._border: Border | None = None
@@ -211,6 +248,12 @@ class Engine:
             first = rows * self.resolved.config.states_per_row
             snapshots = SnapshotIndex(first, self.resolved.num_snapshots, pool.index.is_held)
         return PrefixCache(self.table, pool, self.config.block_size, self.counters, snapshots)
+
+    def _make_routing_recorder(self) -> RoutingRecorder | None:
+        if self.config.routing_replay is None:
+            return None
+        runner, sizes = self.runner, RoutingSizes.of(self.loaded.model)
+        return RoutingRecorder(self.table, self.device, lambda: runner.kept_routing, self.recorder, sizes)
 
     def _make_room_keeper(self) -> RoomKeeper | None:
         if self.config.capacity_policy == "guaranteed_no_evict":
@@ -236,6 +279,7 @@ class Engine:
         policy: OrderPolicy = prefer_overlap,
         admission: AdmissionPolicy = first_come_first_served,
         graph_list: GraphListPolicy = captured_by_default,
+        ranks: Ranks | None = None,
         progress: bool | CaptureProgress = True,
     ) -> Engine:
         """Load a model and build an engine on it.
@@ -248,6 +292,7 @@ class Engine:
             policy: See the class.
             admission: See the class.
             graph_list: See the class.
+            ranks: See the class.
             progress: A progress bar while graphs are captured, none, or your own function, see the class.
 
         Raises:
@@ -255,13 +300,20 @@ class Engine:
             ConfigError: an option does not fit the model or the machine.
         """
         config = config or EngineConfig()
+        take_own_gpu(config)
         made = None if device is not None else make_device(config.device)
         with _closing_on_error(made):
             used = device or made
             assert used is not None
             dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-            backends = {"attention": config.attention_backend, "ssm": config.ssm_backend}
-            loaded = load_model(path_or_name, **backends, dtype=dtype, device=used.torch_device)
+            loaded = load_model(
+                path_or_name,
+                attention=config.attention_backend,
+                ssm=config.ssm_backend,
+                dtype=dtype,
+                device=used.torch_device,
+                shard=shard_of(config, ranks, used.torch_device),
+            )
             report = CaptureBar() if progress is True else progress or None
             return cls(
                 loaded,
@@ -271,6 +323,7 @@ class Engine:
                 policy=policy,
                 admission=admission,
                 graph_list=graph_list,
+                ranks=ranks,
                 progress=report,
             )
 
@@ -284,6 +337,7 @@ class Engine:
         request_id: str | None = None,
         stream: bool = False,
         cache_salt: str = "",
+        routing: object = None,
     ) -> str:
         """Hand in a request; it is admitted by a later iteration. Allowed at any time, also in mid iteration.
 
@@ -294,6 +348,9 @@ class Engine:
             stream: Make an output at every token rather than only at the end.
             cache_salt: Only requests of the same salt share cached blocks: whether another tenant has sent a prompt
                 cannot be told from how fast it is answered.
+            routing: With ``routing_replay="replay"``: [tokens, layers, experts of a token] whole numbers, the experts
+                that its first tokens go to, of prompt and output, as ``RequestOutput.routing`` tells them. Beyond them
+                the router chooses.
 
         Returns:
             The request's id.
@@ -305,12 +362,16 @@ class Engine:
         self._require_open()
         if not isinstance(cache_salt, str):
             raise RequestError(f"cache_salt must be a string, got {cache_salt!r}", field="cache_salt")
+        given = None if routing is None else self._checked_routing(routing)
         request = self._check_request(prompt, params or SamplingParams(), request_id, stream)
-        request.cache_salt = cache_salt
+        request.given_routing = given
+        request.cache_salt = cache_salt if given is None else salted(cache_salt, given)
         self._next_key += 1
         self._live[request.request_id] = request
         self.queue.submit(request)
         self.counters.submitted += 1
+        if self.fleet is not None:
+            self.fleet.wake()
         return request.request_id
 
     def abort(self, request_id: str) -> bool:
@@ -338,6 +399,14 @@ class Engine:
             live=self._live,
         )
 
+    def _checked_routing(self, routing: object) -> Choices:
+        if self.routing is None or self.config.routing_replay != "replay":
+            raise RequestError(
+                f"routing needs an engine with routing_replay='replay', this one has {self.config.routing_replay!r}",
+                field="routing",
+            )
+        return self.routing.sizes.checked(routing)
+
     @property
     def live_ids(self) -> frozenset[str]:
         """Ids in use: of requests that still owe their last output."""
@@ -354,9 +423,31 @@ class Engine:
     # -- iterations ------------------------------------------------------------------------------------------------
 
     def has_unfinished(self) -> bool:
-        """Whether some request still owes its last output."""
-        owed = self.controller.unemitted or self.controller.undelivered
-        return bool(self._live) or bool(owed) or self._in_hand is not None
+        """Whether some request still owes its last output, at this rank or, for all that is known here, at another."""
+        return self._owes_outputs() or self._in_hand is not None or (self.fleet is not None and self.fleet.is_awake)
+
+    def _owes_outputs(self) -> bool:
+        owed = self.controller.unemitted or self.controller.undelivered or self._early
+        return bool(self._live) or bool(owed)
+
+    def wait_for_work(self, timeout_s: float | None = None) -> bool:
+        """Sleep until some rank has a request; of an engine without other ranks only the answer is of use.
+
+        All ranks sleep once all of them have found nothing to do. A request handed in at any of them, from another
+        thread for instance, wakes all.
+
+        Args:
+            timeout_s: The longest; None: for ever.
+
+        Returns:
+            Whether there is something to do.
+
+        Raises:
+            RankError: another rank has gone.
+        """
+        if self.has_unfinished():
+            return True
+        return self.fleet is not None and self.fleet.sleep(timeout_s)
 
     def step(self, until: Callable[[Border], bool] | None = None) -> list[RequestOutput]:
         """Run one iteration, or finish the one in hand; returns its outputs, none when there is nothing to do.
@@ -375,6 +466,9 @@ class Engine:
             return []
         assert self.controller.current is not None
         iteration = self.controller.current
+        if self._early:
+            iteration.outputs[:0] = self._early
+            self._early = []
         if is_new and self._stands_still(until):
             return []
         with self.device.active():
@@ -436,6 +530,12 @@ class Engine:
         self._lifecycle.require_running("step")
         if not self.has_unfinished():
             return False
+        if self.fleet is not None and not self._hear_ranks(self.fleet, Intent.STEP).has_work:
+            return False
+        self._begin_iteration()
+        return True
+
+    def _begin_iteration(self) -> None:
         self._lifecycle.follow_weights()
         self._in_hand = self.controller.iterate()
         self._advance_raw()
@@ -444,7 +544,42 @@ class Engine:
                 self.controller.current.void_reasons |= self._lifecycle.take_void_reasons()
             if self.config.debug_invariants:
                 self.controller.current.void_reasons.add("invariants")
-        return True
+
+    def _hear_ranks(self, fleet: Fleet, intent: Intent) -> Outlook:
+        try:
+            outlook = fleet.begin(self.controller.vote(intent), self.controller.next_index)
+            self.controller.take_mode()
+            return outlook
+        except BaseException as error:
+            self.failure = Failure(None, None, error)
+            fleet.ranks.fail(self.controller.next_index)
+            raise
+
+    def _together(self, intent: Intent) -> None:
+        """With other ranks, wait until all of them have come to this; what they need meanwhile is run.
+
+        Raises:
+            RankError: some rank came for something else, or not at all.
+        """
+        fleet = self.fleet
+        if fleet is None:
+            return
+        fleet.wake()
+        while True:
+            outlook = self._hear_ranks(fleet, intent)
+            others = {other for other in outlook.intents if other not in (Intent.STEP, intent)}
+            if others:
+                there = ", ".join(f"rank {rank}: {one.value}" for rank, one in enumerate(outlook.intents))
+                raise RankError(f"ranks want different things at once ({there}); ask all of them for the same")
+            if all(one is intent for one in outlook.intents) or (intent is Intent.CLOSE and not outlook.has_work):
+                return
+            if outlook.has_work:
+                self._begin_iteration()
+                iteration = self.controller.current
+                with self.device.active():
+                    while self._advance() is not None:
+                        pass
+                self._early += [] if iteration is None else iteration.outputs
 
     def _require_sound(self) -> None:
         self._require_open()
@@ -472,6 +607,8 @@ class Engine:
             self.failure = Failure(self._border.phase if self._border else None, self.controller.current, error)
             self._in_hand = self._border = None
             self.recorder.abandon_iteration()
+            if self.fleet is not None:
+                self.fleet.ranks.fail(self.controller.next_index)
             raise
         if self._border is None:
             self._in_hand = None
@@ -521,6 +658,8 @@ class Engine:
         for index, (prompt, one) in enumerate(zip(prompts, each, strict=True)):
             self._check_request(prompt, one, f"prompt {index}", False)
         ids = [self.add_request(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
+        if self.fleet is not None:
+            self.fleet.expect_others()
         done: dict[str, RequestOutput] = {}
         bar = tqdm(total=len(ids), desc="generate", unit="request", disable=None if progress else True)
         with bar, self._mailbox(ids) as boxes:
@@ -530,6 +669,8 @@ class Engine:
                     if output.finished:
                         done[output.request_id] = output
                         bar.update()
+        while self.fleet is not None and self.has_unfinished():  # others may still need this rank's experts
+            self.step()
         return [done[request_id] for request_id in ids]
 
     @staticmethod
@@ -605,6 +746,8 @@ class Engine:
         """
         self._require_sound()
         self.require_border("pause")
+        if self._lifecycle.is_running:
+            self._together(Intent.PAUSE)
         self._lifecycle.pause()
 
     def suspend(self, mode: str | None = None) -> Suspension:
@@ -633,6 +776,9 @@ class Engine:
             if self.suspension.mode == wanted:
                 return self.suspension
             self._lifecycle.require_running("suspend")
+        self._together(Intent(f"suspend({wanted})"))
+        if wanted == "offload":
+            self._save_routing()  # a reset would find the blocks gone
         if wanted == "recompute":
             dropped = self.pending
             self._compute_again()
@@ -652,6 +798,8 @@ class Engine:
             EngineError: :meth:`load_weights` was interrupted while it copied.
         """
         self._require_open()
+        if not self._lifecycle.is_running:
+            self._together(Intent.RESUME)
         stood_still = self._lifecycle.resume()
         if stood_still is not None:
             self._void([stood_still])
@@ -675,6 +823,8 @@ class Engine:
             EngineError: the engine runs.
         """
         self._require_open()
+        if not self._lifecycle.is_running:
+            self._together(Intent.LOAD_WEIGHTS)
         self._lifecycle.load_weights(source)
 
     # -- mode, recovery, end ---------------------------------------------------------------------------------------
@@ -691,9 +841,14 @@ class Engine:
         request is lost and no token changes.
 
         Raises:
-            ConfigError: any other name.
+            ConfigError: any other name, or ``async`` with ``routing_replay``.
         """
-        self.controller.wanted_mode = check_mode(mode)
+        wanted = check_mode(mode)
+        check_routing_mode(self.config.routing_replay, wanted)
+        self.controller.wanted_mode = wanted
+        if self.fleet is not None:
+            self.fleet.switches += 1
+            return
         if self.controller.current is None and self.controller.pending is None:
             self.controller.mode = self.controller.wanted_mode
 
@@ -712,6 +867,21 @@ class Engine:
             phase = self.next_phase.value if self.next_phase else "an unknown phase"
             raise MidIterationError(f"{what} needs an iteration border; the iteration in hand stands before {phase}")
 
+    def require_border_among_ranks(self, what: str) -> None:
+        """With other ranks, refuse ``what`` in mid iteration: they could not do it there.
+
+        Raises:
+            MidIterationError: naming the phase it stands before.
+        """
+        if self.fleet is not None:
+            self.require_border(what)
+
+    def _require_alone(self, what: str) -> None:
+        if self.fleet is not None:
+            raise EngineError(
+                f"{what}: what one rank has failed in, the others cannot go on from; make new engines on all of them"
+            )
+
     def recover(self) -> None:
         """Go on after a failed iteration: what was launched is dropped, every row is computed again.
 
@@ -722,6 +892,7 @@ class Engine:
             EnginePausedError: it is paused or suspended, and so has not failed.
         """
         self._require_open()
+        self._require_alone("recover")
         self._lifecycle.require_running("recover")
         self._void(["recovered"])
         self._compute_again()
@@ -729,6 +900,7 @@ class Engine:
 
     def _compute_again(self) -> None:
         """Drop the iteration in hand, what was launched and every row; requests wait with the tokens they have."""
+        self._save_routing()
         self._quiesce()
         self.controller.drop_pending()
         self._clear_cache()
@@ -767,6 +939,11 @@ class Engine:
             ConfigError: a suspended engine cannot have its memory back; nothing has changed.
         """
         self._require_open()
+        if self.failure is not None:
+            self._require_alone("reset")
+        self.require_border_among_ranks("reset")
+        self._together(Intent.RESET)
+        self._save_routing()
         stood_still = self._lifecycle.restart()
         if stood_still is not None:
             self._void([stood_still])
@@ -776,7 +953,8 @@ class Engine:
         self.controller.mode = self.controller.wanted_mode
         self.queue.clear()
         self._clear_cache()
-        outputs, self.controller.undelivered = self.controller.undelivered, []
+        outputs, self.controller.undelivered = [*self._early, *self.controller.undelivered], []
+        self._early = []
         for request in list(self._live.values()):
             request.finish_reason = "abort"
             request.state = RequestState.FINISHED
@@ -787,6 +965,15 @@ class Engine:
         self.counters.reset()
         self.failure = None
         return outputs
+
+    def _save_routing(self) -> None:
+        """What is recorded of the rows, before they are dropped; a forward that may not have run tells nothing."""
+        if self.routing is None:
+            return
+        is_settled = self._in_hand is None and self.failure is None
+        if not is_settled:
+            self._quiesce()
+        self.routing.save(self.table.live_requests(), self.routing.holdings(is_settled=is_settled))
 
     def _clear_cache(self) -> None:
         """No row, no held block, no cached block."""
@@ -815,14 +1002,29 @@ class Engine:
             self.device.synchronize()
 
     def close(self) -> None:
-        """Stop the device's threads and let go of caches and graphs. The engine cannot be used afterwards."""
+        """Stop the device's threads and let go of caches and graphs. The engine cannot be used afterwards.
+
+        With other ranks it first runs what they need of it, until all have nothing to do or close too.
+        """
         if self._closed:
             return
+        self._leave_fleet()
         self._quiesce()
         self._closed = True
         self._lifecycle.close()
         self.device.close()
         self.runner.release()
+
+    def _leave_fleet(self) -> None:
+        fleet = self.fleet
+        if fleet is None:
+            return
+        if self.failure is None and self._in_hand is None and self._lifecycle.is_running and fleet.is_awake:
+            try:
+                self._together(Intent.CLOSE)
+            except RankError as error:
+                log.warning("%s", error)
+        fleet.ranks.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -830,6 +1032,9 @@ class Engine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None and self.fleet is not None and self.failure is None:
+            self.fleet.ranks.fail(self.controller.next_index)
+            self.failure = Failure(None, None, error or kind())
         self.close()
 
 

@@ -62,5 +62,9 @@ class DeviceError(EngineError, RuntimeError):
     """Work enqueued on a device stream raised; the original exception is the cause."""
 
 
+class RankError(EngineError, RuntimeError):
+    """Another rank has gone, does not come, or does something else; what was shared with it cannot go on."""
+
+
 class InvariantError(EngineError, AssertionError):
     """A check of ``engine/invariants.py`` does not hold: a fault of ours or of a policy passed in."""

@@ -232,6 +232,7 @@ class GraphSet:
         snapshots_per_row: int = 0,
         decode_width: int = 1,
         states_per_row: int = 1,
+        is_shared: bool = False,
     ) -> None:
         self.sizes = list(sizes)
         """Ascending."""
@@ -241,6 +242,7 @@ class GraphSet:
         self._snapshots_per_row = snapshots_per_row
         self._decode_width = decode_width
         self._kept_per_decode_row = states_per_row - 1
+        self._is_shared = is_shared
         self.buckets_kv = buckets_kv
         self._replays: dict[BatchShape, Callable[[], Tensor]] = {}
         self._matches: dict[BatchDimensions, BatchDimensions | None] = {}
@@ -281,6 +283,7 @@ class GraphSet:
                 max_query_len=graph.num_tokens - graph.num_decode * self._decode_width if graph.num_prefill else 0,
                 num_kv_blocks=columns,
                 decode_width=self._decode_width,
+                expert_tokens=graph.num_tokens if self._is_shared else 0,
                 num_snapshots=self._snapshots_per_row * graph.num_prefill
                 + self._kept_per_decode_row * graph.num_decode,
             )

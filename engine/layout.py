@@ -73,4 +73,5 @@ class NewBlocks:
     ids: NDArray[np.int32]
 
 
+NO_ROWS_AT_ALL: Rows = np.zeros(0, dtype=np.int64)
 NO_NEW_BLOCKS = NewBlocks(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32))

@@ -38,6 +38,14 @@ class Order(Enum):
     MTP_OVERLAP = (*VERIFICATION, Phase.PREPARE, Phase.FORWARD, Phase.RESOLVE, Phase.EMIT)
     MTP_OVERLAP_ADMIT = (*VERIFICATION, Phase.ADMIT, Phase.PREPARE, Phase.FORWARD, Phase.RESOLVE, Phase.EMIT)
     MTP_DRAIN = (*VERIFICATION, Phase.RESOLVE, Phase.EMIT)
+    # With experts on other ranks each issues the same collectives in every iteration, whatever it has to do: what it
+    # lacks of draft heads and forwards is dummy work, and prepare is where ranks agree on how large they are.
+    DUMMY = (Phase.PREPARE, Phase.FORWARD)
+    MTP_DUMMY = (Phase.DRAFT, Phase.PREPARE, Phase.FORWARD)
+    MTP_LEGACY_DUMMY = (Phase.PREPARE, Phase.FORWARD, Phase.DRAFT)
+    MTP_PRIMER = (Phase.DRAFT, Phase.ADMIT, Phase.PREPARE, Phase.FORWARD)
+    SHARED_DRAIN = (Phase.SAMPLE, Phase.RESOLVE, Phase.PREPARE, Phase.FORWARD, Phase.EMIT)
+    MTP_SHARED_DRAIN = (*VERIFICATION, Phase.RESOLVE, Phase.PREPARE, Phase.FORWARD, Phase.EMIT)
     # Unless the device counts lengths: then nothing is waited for before the next forward, and rewind comes behind it.
     MTP_OVERLAP_LATE = (
         Phase.PREPARE,
@@ -71,11 +79,39 @@ class Order(Enum):
         """The order that takes its place where draft tokens are verified."""
         return _WITH_DRAFTING.get(self, self)
 
+    def among_ranks(self, *, is_legacy: bool, has_drafts: bool) -> Order:
+        """The order that takes its place where other ranks hold experts of the model."""
+        if self is Order.MTP_DUMMY and is_legacy:
+            return Order.MTP_LEGACY_DUMMY
+        if self is Order.PRIMER and has_drafts:
+            return Order.MTP_PRIMER
+        return _AMONG_RANKS.get(self, self)
+
+    @property
+    def launches(self) -> bool:
+        """Whether it may launch a forward of its own rows."""
+        return Phase.FORWARD in self.phases and not self.is_dummy and self.without_drafting is not Order.SHARED_DRAIN
+
+    @property
+    def needs_ranks(self) -> bool:
+        """Whether only an engine among other ranks takes it."""
+        return self.is_dummy or self is Order.MTP_PRIMER or self.without_drafting is Order.SHARED_DRAIN
+
+    @property
+    def is_dummy(self) -> bool:
+        """Whether it does nothing but what other ranks need."""
+        return self in (Order.DUMMY, Order.MTP_DUMMY, Order.MTP_LEGACY_DUMMY)
+
     @property
     def without_drafting(self) -> Order:
         """The order that it takes the place of."""
-        if self is Order.MTP_OVERLAP_LATE:
-            return Order.OVERLAP
+        others = {
+            Order.MTP_OVERLAP_LATE: Order.OVERLAP,
+            Order.MTP_LEGACY_DUMMY: Order.DUMMY,
+            Order.MTP_PRIMER: Order.PRIMER,
+        }
+        if self in others:
+            return others[self]
         return next((plain for plain, drafting in _WITH_DRAFTING.items() if drafting is self), self)
 
     @property
@@ -90,6 +126,12 @@ _WITH_DRAFTING = {
     Order.OVERLAP: Order.MTP_OVERLAP,
     Order.OVERLAP_ADMIT: Order.MTP_OVERLAP_ADMIT,
     Order.DRAIN: Order.MTP_DRAIN,
+    Order.DUMMY: Order.MTP_DUMMY,
+    Order.SHARED_DRAIN: Order.MTP_SHARED_DRAIN,
+}
+_AMONG_RANKS = {
+    Order.DRAIN: Order.SHARED_DRAIN,
+    Order.MTP_DRAIN: Order.MTP_SHARED_DRAIN,
 }
 
 
@@ -110,3 +152,4 @@ class Reason(Enum):
     POLICY = "the order policy refused overlap"
     MODE_SWITCH = "the mode is about to change"
     NOTHING_TO_RUN = "only aborted requests are left"
+    OTHERS_WORK = "other ranks have work, and need this one's experts"

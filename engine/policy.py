@@ -42,6 +42,12 @@ class OrderState:
     """Prompts may be read beside the pending forward."""
     late_rewind: bool = False
     """The device counts lengths, so that accepted counts need not be known before the next forward."""
+    has_others: bool = False
+    """Other ranks hold experts of the model, and some rank has work."""
+    others_pending: bool = False
+    """One of them has a forward pending."""
+    owes_outputs: bool = True
+    """With ``has_others``: some request of this rank still owes its last output."""
     num_lasting: int = 0
     """With ``late_rewind``, of the continuing rows those that go on however many of their drafts are accepted."""
 
@@ -111,9 +117,13 @@ def choose_order(state: OrderState, policy: OrderPolicy) -> tuple[Order, Reason]
     Raises:
         ConfigError: the policy answered with an order other than the two it may choose between.
     """
-    if state.has_pending and state.wanted_mode != state.mode:
-        return Order.DRAIN, Reason.MODE_SWITCH
+    if state.wanted_mode != state.mode and (state.has_pending or state.others_pending):
+        return (Order.DRAIN if state.has_pending else Order.DUMMY), Reason.MODE_SWITCH
     if not state.has_pending and state.num_active + state.num_paused == 0 and not state.has_waiting:
+        if state.has_others and not state.owes_outputs:
+            return Order.DUMMY, Reason.OTHERS_WORK
+        if state.has_others and state.mode == "legacy":
+            return Order.LEGACY, Reason.NOTHING_TO_RUN
         return Order.DRAIN, Reason.NOTHING_TO_RUN
     if state.mode == "legacy":
         return Order.LEGACY, Reason.LEGACY_MODE

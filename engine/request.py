@@ -8,6 +8,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.errors import RequestError
 from engine.token_log import TokenLog
 
@@ -207,6 +210,10 @@ class RequestOutput:
     timings: RequestTimings
     num_cached_tokens: int = 0
     """Prompt tokens whose computation a prefix hit skipped."""
+    routing: NDArray[np.int16] | None = field(default=None, compare=False)
+    """With ``routing_replay``, in the last output: [tokens, layers with experts, experts of a token] which experts each
+    token of prompt and output went to, but for the last one, which no forward has read. Fewer tokens if it ended before
+    its prompt was read."""
 
     @property
     def finished(self) -> bool:
@@ -269,6 +276,10 @@ class Request:
     """Iterations in a row in which it headed the queue and no captured graph held it; 0 once it is admitted."""
     cache_salt: str = ""
     """Requests of different salts share no cached blocks."""
+    given_routing: NDArray[np.int16] | None = None
+    """Experts that its first tokens are to go to; see :mod:`engine.routing_replay`, as of the next."""
+    made_routing: NDArray[np.int16] | None = None
+    """Experts that its tokens went to, once its blocks were given back."""
     digests: list[bytes] = field(default_factory=list)
     """Names of its full blocks, prompt first, as far as they were made; see :mod:`engine.cache.prefix`."""
     cache_epoch: int = -1

@@ -21,8 +21,19 @@ from engine.device import Device, Stream, Timing, TracedForwards, Work
 from engine.errors import ConfigError
 from engine.graph_gate import COMES_BACK, CONTINUING_CHUNK, is_gated
 from engine.graphs import GraphSet, graph_list
-from engine.layout import NO_NEW_BLOCKS, DecodeBatch, Layout, NewBlocks, are_neighbours, as_index
+from engine.layout import (
+    NO_NEW_BLOCKS,
+    NO_ROWS_AT_ALL,
+    DecodeBatch,
+    Layout,
+    NewBlocks,
+    are_neighbours,
+    as_index,
+)
 from engine.models.base import DraftingModel, LayerCache, Model, PagedState, PlansPrefill
+from engine.parallel.fleet import Agreed
+from engine.parallel.log import Collective, Issuing
+from engine.parallel.ranks import Ranks
 from engine.plan import (
     SNAPSHOTS_PER_ROW,
     Plan,
@@ -43,6 +54,7 @@ from engine.plan import (
 from engine.prefix_cache import StagedSnapshot
 from engine.request import Request
 from engine.results import Logits, PendingForward, SampleResult
+from engine.routing_replay import GivenRouting, RoutingSizes
 from engine.sample_launcher import SampleLauncher
 from engine.sampling.base import Sampler
 from engine.speculative import Speculator, Verified
@@ -80,8 +92,13 @@ class Runner:
         sampler: Sampler,
         recorder: Recorder,
         sizes: Sequence[BatchDimensions] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         config = resolved.config
+        self.ranks = ranks
+        """Who holds the other experts; None: all are here."""
+        self._issued: dict[BatchShape, list[Collective]] = {}
+        """What a captured CUDA graph does together with the other ranks."""
         self.resolved = resolved
         self.device = device
         self.model = model
@@ -93,7 +110,15 @@ class Runner:
         self.counts_lengths = config.counts_lengths
         """Whether forwards read the lengths of decode rows from the columns of the device."""
         self.state_options = state_options(config)
-        self._layer_states = layout = layer_states(model, self.num_drafts, self.state_options)
+        self._routing = config.routing_replay
+        keeps_routing = self._routing is not None
+        self._layer_states = layout = layer_states(
+            model, self.num_drafts, self.state_options, keeps_routing=keeps_routing
+        )
+        self.given_routing: GivenRouting | None = None
+        """Where requests' own choices of experts go; only where they are replayed."""
+        if self._routing == "replay":
+            self.given_routing = GivenRouting(device, RoutingSizes.of(model), config.max_batch_tokens)
         self._has_slots = has_slots(layout)
         self.states_per_row = config.states_per_row if self._has_slots else 1
         """States that a row's slot holds; 1 where the model has no slots."""
@@ -138,8 +163,15 @@ class Runner:
             model=self.model,
             columns=self.columns,
             sampler=sampler,
-            launch=lambda stream, name, work: self._launch(stream, name, work),
+            launch=self._launch_drafting,
+            ranks=self.ranks,
         )
+
+    def _launch_drafting(self, stream: Stream, name: str, work: Work) -> Timing | None:
+        if name in ("draft", "dummy_draft"):
+            issued = work.issued if isinstance(work, Issuing) else ()
+            work = self._together("draft", work, issued, is_dummy=name == "dummy_draft")
+        return self._launch(stream, name, work)
 
     def _make_caches(self) -> list[LayerCache]:
         resolved = self.resolved
@@ -161,6 +193,7 @@ class Runner:
             snapshots_per_row=SNAPSHOTS_PER_ROW if self.resolved.num_snapshots else 0,
             decode_width=self.decode_width,
             states_per_row=self.states_per_row,
+            is_shared=self.ranks is not None,
         )
 
     def _launch(
@@ -187,16 +220,65 @@ class Runner:
         new: Sequence[Request],
         new_blocks: NewBlocks,
         snapshots: Sequence[StagedSnapshot] = (),
+        agreed: Agreed | None = None,
     ) -> Plan:
         """Stage the inputs of a forward over ``table_rows`` (decode before prefill); host only.
 
         ``kv_len`` of the rows must already count this forward's tokens. Blocks only if the staging half's last
-        copy is still queued, which two halves prevent in a healthy run.
+        copy is still queued, which two halves prevent in a healthy run. With other ranks, ``agreed`` says what it is
+        padded to.
         """
-        decode = None if new else self._decode_batch(table, table_rows)
+        decode = None
+        if not new and not (agreed is not None and agreed.graph is not None and agreed.graph.num_prefill):
+            decode = self._decode_batch(table, table_rows)
         if decode is not None:
-            return self._plan_decode(table, decode, new_blocks)
-        return self._plan_mixed(table, table_rows, new, new_blocks, snapshots)
+            plan = self._plan_decode(table, decode, new_blocks, agreed)
+        else:
+            plan = self._plan_mixed(table, table_rows, new, new_blocks, snapshots, agreed)
+        if self.given_routing is not None:
+            self.given_routing.stage(plan.half, plan.shape, table)
+        return plan
+
+    def measure(self, table: RequestTable, table_rows: Rows) -> tuple[BatchDimensions, bool]:
+        """How large a forward over ``table_rows`` is, and whether it can only be eager; at least one row."""
+        is_prefill = table.is_prefill[table_rows]
+        reading = table_rows[is_prefill]
+        num_decode = table_rows.size - reading.size
+        read = int((table.chunk_end[reading] - table.chunk_done[reading]).sum())
+        dims = BatchDimensions(
+            num_tokens=read + num_decode * self.decode_width, num_prefill=reading.size, num_decode=num_decode
+        )
+        return dims, bool(rows_owing_prompt_logprobs(table, reading))
+
+    def plan_dummy(self, agreed: Agreed) -> Plan:
+        """Stage a forward of padding, of the size that all ranks agreed on; host only."""
+        if agreed.graph is not None:
+            shape = self.graphs.shape(agreed.graph, 1)
+        else:
+            one_row = BatchDimensions(num_tokens=self.decode_width, num_prefill=0, num_decode=1)
+            shape = self._shape(one_row, None, 0, 1, self.states_per_row - 1, agreed)
+        half = self.step_slab.acquire()
+        half.layout = None
+        stage_padding(half, shape, self.columns.dummy_row, self.resolved.dummy_slot)
+        if self.given_routing is not None:
+            self.given_routing.stage(half, shape, None)
+        return Plan(
+            table_rows=NO_ROWS_AT_ALL,
+            dims=BatchDimensions(num_tokens=0, num_prefill=0, num_decode=0),
+            graph=agreed.graph,
+            miss_reason=agreed.miss_reason,
+            shape=shape,
+            half=half,
+            keys=NO_ROWS_AT_ALL,
+            request_ids=(),
+            is_in_order=True,
+            prefill_plan=self._plan_prefill(shape, half, self._dummy_table(), is_captured=agreed.graph is not None),
+        )
+
+    def _dummy_table(self) -> NDArray[np.int32]:
+        """The block table of a forward of padding."""
+        widest = (self.columns.dummy_row + 1, self.resolved.config.max_batch_tokens)
+        return np.broadcast_to(np.int32(self.columns.dummy_block), widest)
 
     def _decode_batch(self, table: RequestTable, table_rows: Rows) -> DecodeBatch | None:
         """The batch of these rows if all of them decode; the one of the step before if they are the same."""
@@ -220,11 +302,15 @@ class Runner:
         )
         return self._known
 
-    def _plan_decode(self, table: RequestTable, batch: DecodeBatch, new_blocks: NewBlocks) -> Plan:
-        needs_width = batch.graph is None or self.graphs.buckets_kv
+    def _plan_decode(
+        self, table: RequestTable, batch: DecodeBatch, new_blocks: NewBlocks, agreed: Agreed | None
+    ) -> Plan:
+        chosen = batch if agreed is None else agreed
+        graph, miss_reason = chosen.graph, chosen.miss_reason
+        needs_width = graph is None or self.graphs.buckets_kv
         kv_blocks = int(table.block_count[batch.select].max()) if needs_width else 0
         kept = batch.dims.num_decode * (self.states_per_row - 1)
-        shape = self._shape(batch.dims, batch.graph, 0, kv_blocks, kept)
+        shape = self._shape(batch.dims, graph, 0, kv_blocks, kept, agreed)
         layout = batch.layout(shape)
         half = self.step_slab.acquire()
         if not restage_decode(half, table, batch, layout):
@@ -234,15 +320,15 @@ class Runner:
             half.layout = layout
         elif self._has_slots and self.num_drafts and not self.counts_lengths:
             self._stage_states(half, table, layout)
-        if self.enters_blocks and batch.graph is not None:
+        if self.enters_blocks and graph is not None:
             stage_row_blocks(half, batch, shape, new_blocks)
             new_blocks = NO_NEW_BLOCKS
         stage_new(half, (), new_blocks)
         return Plan(
             table_rows=batch.table_rows,
             dims=batch.dims,
-            graph=batch.graph,
-            miss_reason=batch.miss_reason,
+            graph=graph,
+            miss_reason=miss_reason,
             shape=shape,
             half=half,
             keys=batch.keys,
@@ -281,6 +367,7 @@ class Runner:
         new: Sequence[Request],
         new_blocks: NewBlocks,
         snapshots: Sequence[StagedSnapshot],
+        agreed: Agreed | None,
     ) -> Plan:
         is_prefill = table.is_prefill[table_rows]
         chunk = table.chunk_end[table_rows] - table.chunk_done[table_rows]
@@ -291,11 +378,13 @@ class Runner:
         )
         prompt_rows = rows_owing_prompt_logprobs(table, table_rows[dims.num_decode :])
         graph, miss_reason = (None, "prompt log probabilities") if prompt_rows else self.graphs.match(dims)
-        if graph is None and not prompt_rows and is_gated(self.resolved.config, self.graphs.sizes):
+        if agreed is not None:
+            graph, miss_reason = agreed.graph, agreed.miss_reason
+        elif graph is None and not prompt_rows and is_gated(self.resolved.config, self.graphs.sizes):
             miss_reason = CONTINUING_CHUNK if num_prefill > len(new) else COMES_BACK
         longest = int(query_len[dims.num_decode :].max()) if num_prefill else 0
         kept = len(snapshots) + dims.num_decode * (self.states_per_row - 1)
-        shape = self._shape(dims, graph, longest, int(table.block_count[table_rows].max()), kept)
+        shape = self._shape(dims, graph, longest, int(table.block_count[table_rows].max()), kept, agreed)
         layout = Layout(table_rows, batch_rows_of(dims, shape), query_len, shape)
         half = self.step_slab.acquire()
         self._stage(half, table, layout)
@@ -348,6 +437,7 @@ class Runner:
         longest_query: int,
         kv_blocks: int,
         num_snapshots: int = 0,
+        agreed: Agreed | None = None,
     ) -> BatchShape:
         if graph is not None:
             return self.graphs.shape(graph, kv_blocks)
@@ -359,21 +449,14 @@ class Runner:
             num_kv_blocks=kv_blocks,
             decode_width=self.decode_width,
             num_snapshots=num_snapshots,
+            expert_tokens=0 if agreed is None else agreed.num_tokens,
         )
 
     # -- forward ---------------------------------------------------------------------------------------------------
 
     def launch_forward(self, plan: Plan) -> PendingForward:
         """Publish the staged inputs and launch the forward behind them; returns at once."""
-        compute, logits = self.device.compute, Logits(in_graph=plan.graph is not None)
-        published = self._launch(compute, "publish", lambda: self._publish(plan))
-        plan.half.copied = compute.record()
-        sleep_s = self.resolved.config.op_sleep_s
-        if plan.graph is None:
-            self._launch(compute, "forward", self._eager_work(plan, logits), sleep_s, published)
-        else:
-            with self.recorder.phase("replay"):
-                self._launch(compute, "forward", self._replay_work(plan, logits), sleep_s, published)
+        logits = self._launch_planned(plan, "forward")
         return PendingForward(
             iteration=self.iteration,
             plan=plan,
@@ -391,8 +474,51 @@ class Runner:
             ),
         )
 
+    def launch_dummy(self, plan: Plan) -> None:
+        """As :meth:`launch_forward`, the same work, of padding alone; nobody samples it."""
+        self._launch_planned(plan, "dummy_forward")
+
+    def _launch_planned(self, plan: Plan, name: str) -> Logits:
+        compute, logits = self.device.compute, Logits(in_graph=plan.graph is not None)
+        published = self._launch(compute, "publish", lambda: self._publish(plan))
+        plan.half.copied = compute.record()
+        if self.given_routing is not None:
+            self.given_routing.note_copied(plan.half.copied)
+        sleep_s = self.resolved.config.op_sleep_s
+        if plan.graph is None:
+            work = self._together("forward", self._eager_work(plan, logits), is_dummy=name != "forward")
+            self._launch(compute, name, work, sleep_s, published)
+        else:
+            replay, issued = self._replay_work(plan, logits), self._issued.get(plan.shape, ())
+            work = self._together("forward", replay, issued, is_dummy=name != "forward")
+            with self.recorder.phase("replay"):
+                self._launch(compute, name, work, sleep_s, published)
+        return logits
+
+    def _together(self, purpose: str, work: Work, issued: Sequence[Collective] = (), *, is_dummy: bool = False) -> Work:
+        """``work``, which does something together with other ranks, if there are any: their log says what for.
+
+        Args:
+            purpose: ``forward`` or ``draft``.
+            work: It.
+            issued: What a captured graph repeats unseen.
+            is_dummy: Whether no row of this rank is in it.
+        """
+        ranks, iteration = self.ranks, self.iteration
+        if ranks is None:
+            return work
+
+        def logged() -> None:
+            with ranks.log.during(purpose, iteration, is_dummy=is_dummy):
+                ranks.log.replay(issued)
+                work()
+
+        return logged
+
     def _publish(self, plan: Plan) -> None:
         plan.half.upload()
+        if self.given_routing is not None:
+            self.given_routing.upload(plan.shape.num_tokens)
         fields = self.step_slab.device_fields
         if plan.wide is not None:
             n = plan.new_rows
@@ -427,6 +553,7 @@ class Runner:
             self.num_drafts,
             counts_lengths=self.counts_lengths,
             states=self.state_options,
+            routing=self._routing,
         )
 
     def _replay_work(self, plan: Plan, logits: Logits) -> Callable[[], None]:
@@ -454,6 +581,7 @@ class Runner:
             self.columns.block_table,
             *self._draft_inputs(),
             *self._state_inputs(shape),
+            *(() if self.given_routing is None else (self.given_routing.device_TLK[:t],)),
             *self._flat_caches,
         )
 
@@ -479,9 +607,7 @@ class Runner:
         if self.device.kind == "cuda":
             self.samples.capture_fetches()
         before_bytes = self.device.used_bytes()
-        shapes, columns = self.graphs.shapes(), self.columns
-        widest = (columns.dummy_row + 1, self.resolved.config.max_batch_tokens)
-        dummies = np.broadcast_to(np.int32(columns.dummy_block), widest)
+        shapes, columns, dummies = self.graphs.shapes(), self.columns, self._dummy_table()
         for done, shape in enumerate(shapes):
             self.graph_memory_bytes = max(0, self.device.used_bytes() - before_bytes)
             if progress is not None:
@@ -495,7 +621,7 @@ class Runner:
             prefill_plan = self._plan_prefill(shape, half, dummies, is_captured=True)
             step = self._step_function(shape, prefill_plan)
             try:
-                replay = self.device.capture(step, self._step_inputs(shape), traced)
+                replay = self._captured(shape, step, traced)
             except RuntimeError as error:
                 raise ConfigError(
                     f"graphs: a forward of {shape.num_tokens} tokens cannot be captured ({error}); use graphs=None"
@@ -507,6 +633,20 @@ class Runner:
             self.graph_memory_bytes = max(0, self.device.used_bytes() - before_bytes)
             if progress is not None:
                 progress(len(shapes), len(shapes), self.graph_memory_bytes)
+
+    def _captured(self, shape: BatchShape, step: StepFunction, traced: TracedForwards) -> Callable[[], Tensor]:
+        inputs = self._step_inputs(shape)
+        if self.ranks is None or self.device.kind != "cuda":  # buckets say themselves what they do
+            return self.device.capture(step, inputs, traced)
+        with self.ranks.log.capturing() as issued:
+
+            def noted(*inputs: Tensor) -> Tensor:
+                issued.clear()  # it is run to warm up first; the graph is the last run
+                return step(*inputs)
+
+            replay = self.device.capture(noted, inputs, traced)
+        self._issued[shape] = issued
+        return replay
 
     def _capture_behind(self, shape: BatchShape, replay: Callable[[], Tensor]) -> None:
         if self.speculator is None:
@@ -529,10 +669,15 @@ class Runner:
         assert self.speculator is not None
         return self.speculator.launch_verify(pending, table)
 
-    def launch_draft(self, verified: Verified, table: RequestTable) -> None:
+    def launch_draft(self, verified: Verified, table: RequestTable, num_rows: int = 0) -> None:
         """See :meth:`engine.speculative.Speculator.launch_draft`."""
         assert self.speculator is not None
-        self.speculator.launch_draft(verified, table, self._head_caches)
+        self.speculator.launch_draft(verified, table, self._head_caches, num_rows)
+
+    def launch_dummy_draft(self, num_rows: int) -> None:
+        """See :meth:`engine.speculative.Speculator.launch_dummy`."""
+        assert self.speculator is not None
+        self.speculator.launch_dummy(num_rows, self._head_caches)
 
     # -- resolve ---------------------------------------------------------------------------------------------------
 
@@ -561,11 +706,20 @@ class Runner:
     def _let_go_of_graphs(self) -> None:
         self.graphs = self._graph_set(self.graphs.sizes)
         self.samples.clear()
+        self._issued.clear()
         if self.speculator is not None:
             self.speculator.clear()
         self.graph_memory_bytes = 0
 
     # -- memory ----------------------------------------------------------------------------------------------------
+
+    @property
+    def kept_routing(self) -> Tensor | None:
+        """[num_blocks + 1, block_size, L, K] int16, see :mod:`engine.routing_replay`; None while caches are let go of.
+
+        None as well where nothing is recorded.
+        """
+        return None if self._routing is None or not self.caches else self.caches[-2 * self.num_drafts - 1][0]
 
     @property
     def cache_tensors(self) -> tuple[Tensor, ...]:

@@ -26,7 +26,8 @@ def resolve_config(config: EngineConfig, loaded: LoadedModel, device: Device) ->
     model = loaded.model
     _check_drafts(config, loaded)
     config = _with_rewind(config, model)
-    layout = layer_states(model, config.speculative_tokens, state_options(config))
+    keeps_routing = config.routing_replay is not None
+    layout = layer_states(model, config.speculative_tokens, state_options(config), keeps_routing=keeps_routing)
     dtype = _dtype(config, loaded, device)
     longest = model.max_position if config.chunked_prefill else min(model.max_position, config.max_batch_tokens)
     limit = config.max_sequence_length or longest
@@ -60,7 +61,7 @@ def _with_graphs(config: EngineConfig, device: Device) -> EngineConfig:
     """``graphs="auto"`` settled: every launch outside of a graph costs a GPU's host dear, so there it is not none."""
     if config.graphs != "auto":
         return config
-    if device.kind != "cuda":
+    if device.kind != "cuda" or (config.has_ranks and config.expert_dispatch == "all_to_all"):
         return config.replace(graphs=None)
     if config.graph_all_prefills:  # prompts want graphs as well
         return config.replace(graphs=-1)

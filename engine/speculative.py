@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from engine.batch import BatchShape
 from engine.columns import LAST_TOKEN, POSITION, DeviceColumns
@@ -26,6 +27,8 @@ from engine.config import ResolvedConfig
 from engine.device import Device, Event, Work
 from engine.draft_passes import Draw, draft_pass, draw_plain, verify_plain
 from engine.models.base import DraftingModel, LayerCache
+from engine.parallel.log import Issuing
+from engine.parallel.ranks import Ranks
 from engine.request import SamplingParams
 from engine.results import PendingForward, PromptValues, ResultBuffers
 from engine.sample_launcher import Launch, fetch_prompts, sample_prompts
@@ -121,6 +124,7 @@ class Speculator:
         columns: DeviceColumns,
         sampler: Sampler,
         launch: Launch,
+        ranks: Ranks | None = None,
     ) -> None:
         config = resolved.config
         self.columns = columns
@@ -128,6 +132,7 @@ class Speculator:
         self._device = device
         self._model = model
         self._launch = launch
+        self._ranks = ranks
         self._width = config.decode_width
         self._block_size = config.block_size
         self._processed = resolved.config.logprobs_mode == "processed"
@@ -276,34 +281,57 @@ class Speculator:
 
     # -- draft -----------------------------------------------------------------------------------------------------
 
-    def launch_draft(self, verified: Verified, table: RequestTable, caches: list[LayerCache]) -> None:
+    def launch_draft(
+        self, verified: Verified, table: RequestTable, caches: list[LayerCache], num_rows: int = 0
+    ) -> None:
         """Let the draft heads foresee what follows each row's newest token; returns at once.
 
         Args:
             verified: Whose rows.
             table: They stand there as they did in :meth:`launch_verify`.
             caches: Of the heads: hidden states and entries of each, in turn.
+            num_rows: With other ranks, for how many rows they run on all of them; padding is added.
         """
         first, end = verified.first_row, verified.first_row + verified.num_rows
         if first == end:
             return
+        padding = max(0, num_rows - (end - first))
         _, needs = self._sampling_needs(table, first, end)
         work: Work | None = None
-        if needs.is_plain and verified.pending.logits.in_graph:
+        is_as_wide = num_rows in (0, verified.pending.plan.shape.num_decode)
+        if needs.is_plain and verified.pending.logits.in_graph and is_as_wide:
             work = self._draft_graphs.get((verified.pending.plan.shape, needs.all_greedy))
         if work is None:
             num_blocks = int(table.block_count[first:end].max())
-            work = partial(self._draft, first, end, num_blocks, needs, caches)
+            work = partial(self._draft, first, end, padding, num_blocks, needs, caches)
         self._launch(self._device.compute, "draft", work)
 
-    def _draft(self, first: int, end: int, num_blocks: int, needs: SamplingNeeds, caches: list[LayerCache]) -> None:
+    def _draft(
+        self, first: int, end: int, padding: int, num_blocks: int, needs: SamplingNeeds, caches: list[LayerCache]
+    ) -> None:
         def draw(head: int, logits_nV: Tensor) -> Tensor:
             rows = self.columns.sampling_rows(first, end, needs)
             rows = rows._replace(position=rows.position + head)
-            return self.sampler.sample(logits_nV, rows, needs).token_ids
+            drawn = self.sampler.sample(logits_nV[: end - first], rows, needs).token_ids
+            return functional.pad(drawn, (0, padding)) if padding else drawn
 
         rows_n = torch.arange(first, end, device=self.columns.ints.device)
+        if padding:
+            rows_n = functional.pad(rows_n, (0, padding), value=self.columns.dummy_row)
         self._draft_rows(rows_n, num_blocks, caches, draw)
+
+    def launch_dummy(self, num_rows: int, caches: list[LayerCache]) -> None:
+        """Run the draft heads for padding alone, since other ranks do; nothing is drawn, and nobody's rows change."""
+        device, dummy_row = self.columns.ints.device, self.columns.dummy_row
+
+        def draw(head: int, logits_nV: Tensor) -> Tensor:
+            return torch.zeros(logits_nV.shape[0], dtype=torch.int64, device=logits_nV.device)
+
+        def work() -> None:
+            rows_n = torch.full((num_rows,), dummy_row, dtype=torch.int64, device=device)
+            self._draft_rows(rows_n, 1, caches, draw)
+
+        self._launch(self._device.compute, "dummy_draft", work)
 
     def _draft_rows(self, rows_n: Tensor, num_blocks: int, caches: list[LayerCache], draw: Draw) -> None:
         draft_pass(
@@ -315,6 +343,7 @@ class Speculator:
             num_blocks=num_blocks,
             block_size=self._block_size,
             num_drafts=self._width - 1,
+            is_shared=self._ranks is not None,
         )
 
     # -- graphs ----------------------------------------------------------------------------------------------------
@@ -368,7 +397,15 @@ class Speculator:
             self._draft_rows(rows_n, columns.block_table.shape[1], caches, draw)
             return rows_n
 
-        return self._device.capture(draft, (rows_n,), {})
+        if self._ranks is None:
+            return self._device.capture(draft, (rows_n,), {})
+        with self._ranks.log.capturing() as issued:
+
+            def noted(rows_n: Tensor) -> Tensor:
+                issued.clear()  # it is run to warm up first; the graph is the last run
+                return draft(rows_n)
+
+            return Issuing(self._device.capture(noted, (rows_n,), {}), issued)
 
     def clear(self) -> None:
         """Forget what was captured."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.batch import BatchShape, ForwardBatch, PrefillPlan, Snapshots
-from engine.config import EngineConfig
+from engine.batch import BatchShape, ForwardBatch, PrefillPlan, RoutingTape, Snapshots
+from engine.config import EngineConfig, RoutingReplayMode
 from engine.device import Device
 from engine.errors import ConfigError
 from engine.models.base import (
@@ -25,6 +25,7 @@ from engine.models.base import (
     SlotState,
     StateOptions,
 )
+from engine.routing_replay import RoutingSizes
 
 if TYPE_CHECKING:
     from engine.kernels.triton_draft_inputs import DraftInputs
@@ -38,7 +39,8 @@ NO_BLOCK = -1
 """In ``row_block``: the row takes no new block in this step."""
 NUM_PLAIN_INPUTS, NUM_DRAFT_INPUTS, NUM_STATE_INPUTS = 12, 3, 5
 """Tensors that :meth:`Runner._step_inputs` gives before the caches: always, with drafts the columns ``drafts``,
-``length`` and ``accepted``, and where a model has state slots."""
+``length`` and ``accepted``, and where a model has state slots. Where routing is replayed one more follows: what is
+given."""
 
 
 @cache
@@ -65,6 +67,7 @@ class StepFunction:
         *,
         counts_lengths: bool = False,
         states: StateOptions = PLAIN_STATES,
+        routing: RoutingReplayMode | None = None,
     ) -> None:
         """See the class.
 
@@ -77,6 +80,7 @@ class StepFunction:
             counts_lengths: Where decode rows stand, and which state they go on from, is read from the columns of the
                 device; what is staged of it is what the host knows, which may be a bound.
             states: How recurrent states are kept.
+            routing: As the option ``routing_replay``.
         """
         self._model = model
         self._num_drafts = num_drafts
@@ -84,19 +88,21 @@ class StepFunction:
         self._block_size = block_size
         self._shape = shape
         self._prefill_plan = prefill_plan
-        self.key = (block_size, shape, num_drafts, counts_lengths, states)
+        self._routing = routing
+        self.key = (block_size, shape, num_drafts, counts_lengths, states, getattr(model, "ranks_name", None), routing)
         """Tells one traced forward of a model from another, next to its inputs' shapes."""
-        layout = layer_states(model, num_drafts, states)
+        layout = layer_states(model, num_drafts, states, keeps_routing=routing is not None)
         self._replays = states.replay_width > 0 and has_slots(layout)
         self._model_shape = shape.for_model(replays=self._replays)
         self._tensors_a_layer = [len(state.shapes) for state in layout]
         self._num_plain = NUM_PLAIN_INPUTS + (NUM_DRAFT_INPUTS if num_drafts else 0)
-        self._num_inputs = self._num_plain + (NUM_STATE_INPUTS if has_slots(layout) else 0)
+        self._num_stated = self._num_plain + (NUM_STATE_INPUTS if has_slots(layout) else 0)
+        self._num_inputs = self._num_stated + (routing == "replay")
         self._marks_padding: bool = getattr(model, "wants_real_tokens", False)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
         """Logits, [L, V]; ``inputs`` as :meth:`Runner._step_inputs` gives them."""
-        plain, states = inputs[:NUM_PLAIN_INPUTS], inputs[self._num_plain : self._num_inputs]
+        plain, states = inputs[:NUM_PLAIN_INPUTS], inputs[self._num_plain : self._num_stated]
         caches = _grouped(inputs[self._num_inputs :], self._tensors_a_layer)
         fused = not self._shape.num_prefill and is_fusable(plain[0])
         before_T = None
@@ -112,6 +118,10 @@ class StepFunction:
         batch = self._with_states(batch, states)
         if self._replays:
             batch = batch._replace(replayed_V=replayed_counts(columns[2], plain[4][: self._shape.num_decode]))
+        if self._routing is not None:
+            (kept,) = caches.pop(len(caches) - 2 * self._num_drafts - 1)
+            given = inputs[self._num_stated] if self._routing == "replay" else None
+            batch = batch._replace(routing=RoutingTape(kept.flatten(0, 1), batch.slots_T, given))
         if before_T is None:
             return self._model(batch, caches)
         own = len(caches) - 2 * self._num_drafts
@@ -306,15 +316,21 @@ def state_options(config: EngineConfig) -> StateOptions:
     )
 
 
-def layer_states(model: Model, num_drafts: int, states: StateOptions = PLAIN_STATES) -> Sequence[LayerState]:
+def layer_states(
+    model: Model, num_drafts: int, states: StateOptions = PLAIN_STATES, *, keeps_routing: bool = False
+) -> Sequence[LayerState]:
     """What a forward keeps: the layers' own states; of each draft head in use the hidden states it takes, its own.
 
+    Between them, if it ``keeps_routing``, the experts that tokens went to.
+
     Raises:
-        ConfigError: the model cannot keep ``states`` so.
+        ConfigError: the model cannot keep ``states`` so, or has no experts.
     """
     layout = list(model.state_layout(states) if isinstance(model, RecurrentModel) else model.cache_layout())
     if states.replay_width and has_slots(layout) and not isinstance(model, RecurrentModel):
         raise ConfigError("state_rewind='replayed' needs a model with state_layout; use 'stored'")
+    if keeps_routing:
+        layout.append(RoutingSizes.of(model).state)
     if num_drafts:
         assert isinstance(model, DraftingModel)
         dtype = next((p.dtype for p in model.parameters()), torch.int64) if isinstance(model, torch.nn.Module) else None

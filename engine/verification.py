@@ -65,8 +65,8 @@ def commit_verified(
     rows = slice(verified.first_row, verified.first_row + verified.num_rows)
     table.is_prefill[rows] = table.is_fresh[rows] = False
     counters.sampled_rows += int(num_tokens.sum())
-    for step in verified.buffers.steps:
-        counters.near_boundary += int(step.ints_view[2, : verified.num_rows].sum())
+    for place, step in enumerate(verified.buffers.steps):  # what was drawn behind a rejected draft is nobody's
+        counters.near_boundary += int(step.ints_view[2, : verified.num_rows][place < num_tokens].sum())
 
 
 def _commit_row(

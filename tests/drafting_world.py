@@ -12,7 +12,7 @@ from engine.phases import Phase
 from engine.request import Request, SamplingParams
 from tests.memory_world import MemoryWorld
 from tests.oracle_reference import VOCAB
-from tests.oracle_world import Kind, oracle_engine
+from tests.oracle_world import Kind, World, oracle_engine
 
 PLAIN = SamplingParams(max_tokens=12, temperature=1.0, seed=11, ignore_eos=True, detokenize=False)
 """Drawn by temperature alone: heads that are right foresee every token."""
@@ -37,9 +37,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "num_blocks": 16,
         "max_sequence_length": 48,
     },
-    "buckets": {"graphs": (16,), "max_sequence_length": 40},
+    "buckets": {"graphs": (4, 16), "max_sequence_length": 40},
     "gated": {
-        "graphs": (16, 32),
+        "graphs": (4, 16, 32),
         "graph_all_prefills": True,
         "chunked_prefill": True,
         "max_batch_tokens": 32,
@@ -122,6 +122,18 @@ def stand_still(engine: Engine, how: Any) -> None:
     else:
         engine.suspend(how)
     engine.resume()
+
+
+def times_met(world: World, setting: str) -> int:
+    """How often what a setting of ``SETTINGS`` is there for came about; 1 where there is nothing to count."""
+    counters = world.engine.counters
+    return {
+        "pausing": counters.pauses + counters.evictions,
+        "prefix": counters.prefix_hit_tokens,
+        "prefix, pausing": (counters.pauses + counters.evictions) * counters.prefix_hit_tokens,
+        "buckets": counters.graph_hits,
+        "gated": counters.graph_hits,
+    }.get(setting, 1)
 
 
 def all_foreseen(world: DraftingWorld) -> bool:

@@ -61,7 +61,11 @@ class ForwardDriver:
         Returns:
             For each text its logits, [1, V] of the last token that ran, or [count, V] with ``every``.
         """
-        parts = [Part(text, min(len(text.tokens) - text.cached, chunk or len(text.tokens))) for text in texts]
+        return self.forward_chunks(texts, [chunk or len(text.tokens) for text in texts], every=every)
+
+    def forward_chunks(self, texts: Sequence[Text], most: Sequence[int], *, every: bool = False) -> list[Tensor]:
+        """The same with at most ``most[i]`` tokens of each text."""
+        parts = [Part(t, min(len(t.tokens) - t.cached, limit)) for t, limit in zip(texts, most, strict=True)]
         decode, prefill = split(parts)
         ordered = [*decode, *prefill]
         batch = self.batch(ordered, every=every)

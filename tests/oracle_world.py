@@ -55,8 +55,8 @@ class FaultyOracle(OracleModel):
 # -- engines -----------------------------------------------------------------------------------------------------------
 
 
-Kind = Literal["oracle", "hybrid", "drafting", "mtp"]
-"""Plain; with a recurrent state; with three draft heads; with both. All answer alike."""
+Kind = Literal["oracle", "hybrid", "drafting", "mtp", "moe", "moe-mtp"]
+"""Plain; with a recurrent state; with three draft heads; with both; plain with experts; with all. All answer alike."""
 
 
 def oracle_engine(
@@ -100,13 +100,19 @@ def _loaded_oracle(nan_every: int, has_text: bool, kind: Kind, skill: Skill) -> 
     if has_text:
         tokenizer: Any = PieceTokenizer()
         return replace(_loaded_oracle(nan_every, False, kind, skill), tokenizer=tokenizer)
+    return make_oracle(nan_every, kind=kind, skill=skill)
+
+
+def make_oracle(nan_every: int = 0, *, kind: Kind = "oracle", skill: Skill = "mixed") -> LoadedModel:
+    """A model of its own."""
     return LoadedModel(
         model=FaultyOracle(
             nan_every,
             device=torch.device("cpu"),
-            is_recurrent=kind in ("hybrid", "mtp"),
-            num_draft_heads=3 if kind in ("drafting", "mtp") else 0,
+            is_recurrent=kind in ("hybrid", "mtp", "moe-mtp"),
+            num_draft_heads=3 if kind in ("drafting", "mtp", "moe-mtp") else 0,
             skill=skill,
+            num_experts=8 if kind in ("moe", "moe-mtp") else 0,
         ),
         tokenizer=None,
         name="oracle",

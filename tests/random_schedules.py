@@ -20,7 +20,7 @@ STANDSTILLS = ("pause", *SUSPENSIONS)
 MEMORY = ("pauses", "resumes", "evictions", "hits", "prefix waits", "block evictions", "chunks")
 ENDS = ("stop", "length", "abort", "error")
 SNAPSHOTS = ("snapshots taken", "snapshot hits", "snapshot evictions")
-ORDERS = tuple(order for order in Order if order.without_drafting is order)
+ORDERS = tuple(order for order in Order if order.without_drafting is order and not order.needs_ranks)
 """Those of an engine that does not draft."""
 PHASES = Order.LEGACY.phases
 MOST_DRAFTS = 3

@@ -19,7 +19,9 @@ from tracing.records import (
     BATCH_OF,
     COMPUTE_LANE,
     COPY_LANE,
+    DUMMY_WORK,
     PHASES,
+    RANKS_WAIT,
     Category,
     IterationRecord,
     RequestRecord,
@@ -70,7 +72,7 @@ def summarise(
         step=Spread.of(record.duration_ns for record in timed),
         step_by_batch=_step_by_batch(timed),
         orders=_order_rows(records),
-        host=_host_times(spans, timed, measured_ns),
+        host=_host_times(spans, timed, windows),
         device=_device_times(spans, timed, windows),
         blame=_blame(spans, records),
         graphs=_graph_table(records),
@@ -169,8 +171,10 @@ def _phase_slice(phase: list[Interval], waits: list[Interval], busy: Sequence[In
     )
 
 
-def _host_times(spans: Sequence[Span], timed: Sequence[IterationRecord], measured_ns: int) -> HostTimes:
+def _host_times(spans: Sequence[Span], timed: Sequence[IterationRecord], windows: Sequence[Interval]) -> HostTimes:
     table = iteration_table(spans, timed)
+    ranks = intersect(windows, merge(_interval(span) for span in spans if is_rank_wait(span)))
+    between = subtract(windows, merge((record.begin_ns, record.end_ns) for record in timed))
     has_device = any(span.category is Category.DEVICE and span.lane == COMPUTE_LANE for span in spans)
     work_ns = sum(row.host_ns for row in table)
     hidden_ns = sum(row.hidden_ns for row in table)
@@ -179,7 +183,8 @@ def _host_times(spans: Sequence[Span], timed: Sequence[IterationRecord], measure
         work_ns=work_ns,
         wait_ns=sum(row.wait_ns for row in table),
         other_ns=sum(row.other_ns for row in table),
-        between_ns=measured_ns - sum(row.duration_ns for row in table),
+        between_ns=length(windows) - sum(row.duration_ns for row in table) - length(intersect(between, ranks)),
+        ranks_ns=length(ranks),
         hidden_ns=hidden_ns if has_device else None,
         exposed_ns=work_ns - hidden_ns if has_device else None,
         hidden_share=_ratio(hidden_ns, work_ns) if has_device else None,
@@ -207,16 +212,31 @@ def _device_times(spans: Sequence[Span], timed: Sequence[IterationRecord], windo
     busy_ns = length(intersect(windows, compute)) if compute else None
     bubble_ns = length(bubbles) if compute else None
     copies = device_union(spans, COPY_LANE)
+    dummy_ns = length(intersect(windows, dummy_work(spans))) if compute else None
     measured_ns = length(windows)
     return DeviceTimes(
         busy_ns=busy_ns,
         busy_share=None if busy_ns is None else _ratio(busy_ns, measured_ns),
+        dummy_ns=dummy_ns,
+        dummy_share=None if dummy_ns is None else _ratio(dummy_ns, measured_ns),
         bubble_ns=bubble_ns,
         bubble_share=None if bubble_ns is None else _ratio(bubble_ns, measured_ns),
         bubbles=Spread.of(end - start for start, end in bubbles),
         copy_ns=length(intersect(windows, copies)) if copies else None,
         phases=_device_phases(spans, timed),
     )
+
+
+def dummy_work(spans: Iterable[Span]) -> list[Interval]:
+    """When the device was busy without a row of this rank, and with none of its own work beside."""
+    names = [span for span in spans if span.category is Category.DEVICE and span.lane == COMPUTE_LANE]
+    own = merge(_interval(span) for span in names if span.name not in DUMMY_WORK)
+    return subtract(merge(_interval(span) for span in names if span.name in DUMMY_WORK), own)
+
+
+def is_rank_wait(span: Span) -> bool:
+    """Whether the host waits for other ranks in it."""
+    return span.category is Category.WAIT and span.name == RANKS_WAIT
 
 
 def _blame(spans: Sequence[Span], records: Sequence[IterationRecord]) -> BlameTotals | None:

@@ -30,6 +30,9 @@ _NAMED_COLOURS = {
     PHASE_COLOURS["rewind"]: "detailed_memory_dump",
     PHASE_COLOURS["resolve"]: "rail_animation",
     PHASE_COLOURS["emit"]: "thread_state_runnable",
+    PHASE_COLOURS["dummy_forward"]: "cq_build_abandoned",
+    PHASE_COLOURS["dummy_draft"]: "cq_build_abandoned",
+    PHASE_COLOURS["ranks"]: "yellow",
     PHASE_COLOURS["copy"]: "light_memory_dump",
     PHASE_COLOURS["iteration"]: "generic_work",
 }
@@ -46,6 +49,7 @@ def write_chrome_trace(
     *,
     imported: Sequence[ImportedTrace] = (),
     aligned: bool = False,
+    ranks_clock_error_ns: int | None = None,
 ) -> Path:
     """Write traces into one file, a process each; folders on the way are made.
 
@@ -57,6 +61,7 @@ def write_chrome_trace(
         imported: What other tools saw, on the clock of the traces; a process each.
         aligned: Let every trace begin at 0, one below the other, rather than when it did: for runs that are to be
             compared, or that are not of one clock.
+        ranks_clock_error_ns: Of ranks on one clock, what it is off by at most; noted beside the events.
 
     Returns:
         The path written.
@@ -78,7 +83,7 @@ def write_chrome_trace(
     unfinished = target.with_name(f".{target.name}.partial")
     try:
         with _open(unfinished, is_compressed=target.suffix == ".gz") as file:
-            _write(file, runs, imported, aligned=aligned)
+            _write(file, runs, imported, aligned=aligned, ranks_clock_error_ns=ranks_clock_error_ns)
         unfinished.replace(target)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -98,13 +103,21 @@ def _open(path: Path, *, is_compressed: bool) -> Iterator[TextIO]:
             yield text
 
 
-def _write(file: TextIO, traces: Sequence[Trace], imported: Sequence[ImportedTrace], *, aligned: bool) -> None:
+def _write(
+    file: TextIO,
+    traces: Sequence[Trace],
+    imported: Sequence[ImportedTrace],
+    *,
+    aligned: bool,
+    ranks_clock_error_ns: int | None,
+) -> None:
     firsts = [_first(trace) for trace in traces]
     first = min([*firsts, *(span.start_ns for one in imported for span in one.spans)], default=0)
     origins = firsts if aligned else [first] * len(traces)
     head = {
         "tool": "inference-workbench",
         "clock": "time.perf_counter_ns",
+        "ranks_clock_error_ns": ranks_clock_error_ns,
         "traces": [_head_of(trace, origin) for trace, origin in zip(traces, origins, strict=True)],
         "imported": [{"source": one.source, "origin_ns": first, "notes": one.notes} for one in imported],
     }

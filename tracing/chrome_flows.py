@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tracing.by_number import IterationsByNumber
 from tracing.importing import DEVICE_KINDS, ImportedKind, ImportedSpan
-from tracing.records import COPY_LANE, RELEASED_BY, Category, IterationRecord, Span
+from tracing.records import COPY_LANE, RANKS_WAIT, RELEASED_BY, Category, IterationRecord, Span
 
 Record = Span | ImportedSpan
 
@@ -36,7 +36,7 @@ def trace_flows(spans: Sequence[Span], iterations: Iterable[IterationRecord] = (
     device = [span for span in spans if span.category is Category.DEVICE and span.enqueued_ns is not None]
     yield from _launches(device, [span for span in spans if span.category in _ON_HOST])
     copies = [span for span in device if span.lane == COPY_LANE]
-    waits = [span for span in spans if span.category is Category.WAIT]
+    waits = [span for span in spans if span.category is Category.WAIT and span.name != RANKS_WAIT]
     yield from _results(copies, waits, IterationsByNumber(iterations))
 
 

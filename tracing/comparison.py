@@ -26,6 +26,7 @@ KINDS_NOTE = (
 """What a table of both modes must say beside its rows."""
 
 IDLE_SECTION = "idle device: by what"
+RANKS_SECTION = "other ranks"
 
 _UNCOMPARABLE = ("queue delay", "step time, decode", "step time, prefill", "step time, mixed")
 """Metrics that mean something else in each mode, so that a ratio would mislead; ``docs/metrics.md`` says why."""
@@ -88,6 +89,7 @@ def comparison_rows(summaries: Sequence[Summary]) -> list[Row]:
         raise ValueError("summaries must hold at least one run, got none")
     metrics = [
         *_METRICS,
+        *_rank_metrics(summaries),
         *_idle_metrics(summaries),
         *_BATCH_METRICS,
         *_draft_metrics(summaries),
@@ -185,7 +187,8 @@ def saving_note(summaries: Mapping[str, Summary]) -> str | None:
 
 
 def _is_legacy(summary: Summary) -> bool:
-    return bool(summary.orders) and all(order.order in _LEGACY for order in summary.orders)
+    names = {order.order for order in summary.orders} - _EITHER
+    return bool(names) and names <= _LEGACY
 
 
 def _mixes_modes(summaries: Mapping[str, Summary]) -> bool:
@@ -273,7 +276,9 @@ def _spread(section: str, label: str, get: Callable[[Summary], Spread | None]) -
     return [_Metric(section, f"{label} {name}", "ms", get, "lower") for name, get in percentiles]
 
 
-_LEGACY = ("legacy", "mtp_legacy")
+_LEGACY = frozenset({"legacy", "mtp_legacy", "mtp_legacy_dummy"})
+_EITHER = frozenset({"dummy"})
+"""Orders of both modes."""
 _REQUESTS, _STEPS, _HOST, _DEVICE, _WORK, _DRAFTS = "requests", "iterations", "host", "device", "batches", "drafts"
 
 _METRICS: tuple[_Metric, ...] = (
@@ -310,6 +315,20 @@ _BATCH_METRICS: tuple[_Metric, ...] = (
     _Metric(_WORK, "wasted rows", "", lambda s: s.wasted_rows.total, "lower"),
     _Metric(_WORK, "wasted row share", "%", lambda s: _percent(s.wasted_rows.share)),
 )
+
+
+def _rank_metrics(summaries: Sequence[Summary]) -> list[_Metric]:
+    """What other ranks cost this one; no rows where there are none."""
+    if not any(summary.host.ranks_ns or summary.device.dummy_ns for summary in summaries):
+        return []
+    return [
+        _Metric(RANKS_SECTION, "wait for ranks / iteration", "µs", _ranks_each, "lower"),
+        _Metric(RANKS_SECTION, "dummy work", "%", lambda s: _percent(s.device.dummy_share), "lower"),
+    ]
+
+
+def _ranks_each(summary: Summary) -> float | None:
+    return _us_each(summary.host.ranks_ns, summary.num_timed)
 
 
 def _draft_metrics(summaries: Sequence[Summary]) -> list[_Metric]:

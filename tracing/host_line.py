@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from tracing.records import COPY_LANE, RELEASED_BY, Category, IterationRecord, Span
+from tracing.records import COPY_LANE, NO_ITERATION, RANKS_WAIT, RELEASED_BY, Category, IterationRecord, Span
 from tracing.windows import measured_stretches
 
 BETWEEN_PHASES = "between phases"
@@ -19,7 +20,7 @@ class HostKind(Enum):
     """What kind of thing the host did."""
 
     PHASE = "phase"  # worked in a phase
-    WAIT = "wait"  # was blocked on device work that had not ended
+    WAIT = "wait"  # was blocked on device work that had not ended, or on other ranks
     WAKE_UP = "wake-up"  # was still blocked, though that work had ended
     BETWEEN = "between"  # inside an iteration, in no phase
     OUTSIDE = "outside"  # between two iterations of a stretch: the caller's code
@@ -39,6 +40,11 @@ class HostPiece(NamedTuple):
     """The phase around it."""
     release: Span | None = None
     """The device work that a wait waits for, where the trace tells."""
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether it lies in its iteration; the caller's code and what is waited for in it lie before."""
+        return self.kind is not HostKind.OUTSIDE and not (self.kind is HostKind.WAIT and self.phase is None)
 
 
 class HostLine(NamedTuple):
@@ -89,9 +95,19 @@ class _HostSpans:
         for group in (self.phases, self.waits, self.copies):
             for members in group.values():
                 members.sort(key=_order)
+        self._between = [span for span in self.waits.get(NO_ITERATION, ()) if span.name == RANKS_WAIT]
+        self._between_starts = [span.start_ns for span in self._between]
+
+    def between(self, begin_ns: int, end_ns: int) -> list[Span]:
+        """Waits for other ranks between two iterations."""
+        first = bisect_left(self._between_starts, begin_ns)
+        found = self._between[first : bisect_left(self._between_starts, end_ns)]
+        return [wait for wait in found if wait.end_ns <= end_ns]
 
     def release(self, wait: Span, record: IterationRecord) -> Span | None:
         """What a wait waits for: the copy that its iteration enqueued last before it, of those that can end it."""
+        if wait.name == RANKS_WAIT:
+            return None
         found, named = None, RELEASED_BY.get(wait.name)
         for copy in self.copies.get(record.iteration, ()):
             if named is not None and copy.name != named:
@@ -109,9 +125,20 @@ def _pieces(stretch: Sequence[IterationRecord], index: _HostSpans) -> Iterator[H
     at_ns = stretch[0].begin_ns
     for record in stretch:
         if record.begin_ns > at_ns:
-            yield HostPiece(at_ns, record.begin_ns, HostKind.OUTSIDE, OUTSIDE_ITERATIONS, record)
+            yield from _outside_pieces(at_ns, record, index)
         yield from _iteration_pieces(record, max(at_ns, record.begin_ns), index)
         at_ns = max(at_ns, record.end_ns)
+
+
+def _outside_pieces(at_ns: int, record: IterationRecord, index: _HostSpans) -> Iterator[HostPiece]:
+    """The caller's code before an iteration, and what the host waits for other ranks in it."""
+    for wait in index.between(at_ns, record.begin_ns):
+        if wait.start_ns > at_ns:
+            yield HostPiece(at_ns, wait.start_ns, HostKind.OUTSIDE, OUTSIDE_ITERATIONS, record)
+        yield HostPiece(max(at_ns, wait.start_ns), wait.end_ns, HostKind.WAIT, wait.name, record)
+        at_ns = wait.end_ns
+    if record.begin_ns > at_ns:
+        yield HostPiece(at_ns, record.begin_ns, HostKind.OUTSIDE, OUTSIDE_ITERATIONS, record)
 
 
 def _iteration_pieces(record: IterationRecord, begin_ns: int, index: _HostSpans) -> Iterator[HostPiece]:

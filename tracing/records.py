@@ -38,7 +38,10 @@ PHASE_COLOURS: dict[str, str] = {
     "rewind": "#882255",
     "resolve": "#D55E00",
     "emit": "#56B4E9",
+    "dummy_forward": "#8FBFE0",
+    "dummy_draft": "#A9DAD3",
     "wait": "#9AA0A6",
+    "ranks": "#F0E442",
     "copy": "#6A5ACD",
     "publish": "#6A5ACD",
     "fetch_accepted": "#6A5ACD",
@@ -46,7 +49,19 @@ PHASE_COLOURS: dict[str, str] = {
     "iteration": "#5F6B7A",
     "other": "#BDBDBD",
 }
-"""One colour a phase, everywhere (NVTX, report, widgets): Okabe-Ito, then Tol's muted set, for the colour-blind."""
+"""One colour a phase, everywhere (NVTX, report, widgets): Okabe-Ito, then Tol's muted set, for the colour-blind.
+
+Dummy work has a tint of what it stands for, and the wait for other ranks the yellow that no phase has.
+"""
+
+DUMMY_WORK = frozenset({"dummy_forward", "dummy_draft"})
+"""Device work without rows of this rank: other ranks need its experts."""
+
+DUMMY_ORDERS = frozenset({"dummy", "mtp_dummy", "mtp_legacy_dummy"})
+"""Iterations in which a rank did nothing but that."""
+
+RANKS_WAIT = "ranks"
+"""The wait in which a host waits for the hosts of other ranks: inside prepare, and between two iterations."""
 
 RELEASED_BY = {"accepted": "fetch_accepted"}
 """The copy that ends a wait, by the wait's name; another one ends with what its iteration enqueued last before it."""

@@ -116,7 +116,7 @@ class _Replay:
             self._starts.append(at_ns)
             for enqueued in self._of.enqueued.get(index, ()):
                 self._ends[enqueued.place] = self._device_end(enqueued)
-            if piece.kind is not HostKind.OUTSIDE:
+            if piece.is_inside:
                 begins.setdefault(id(piece.record), at_ns)
             at_ns = self._wait_end(piece, at_ns) if piece.kind is HostKind.WAIT else at_ns + self._lengths[index]
             ends[id(piece.record)] = at_ns

@@ -96,7 +96,9 @@ class HostTimes:
     wait_ns: int
     other_ns: int
     between_ns: int
-    """Between iterations of one stretch: the caller's code."""
+    """Between iterations of one stretch: the caller's code, waits for other ranks left out."""
+    ranks_ns: int
+    """Waits for other ranks: those between iterations, and those in ``wait_ns``."""
     hidden_ns: int | None
     """None where the trace has no device work."""
     exposed_ns: int | None
@@ -122,6 +124,10 @@ class DeviceTimes:
 
     busy_ns: int | None
     busy_share: float | None
+    dummy_ns: int | None
+    """The part of ``busy_ns`` without rows of this rank: other ranks need its experts."""
+    dummy_share: float | None
+    """Of measured time."""
     bubble_ns: int | None
     bubble_share: float | None
     bubbles: Spread | None

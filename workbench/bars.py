@@ -8,9 +8,12 @@ from enum import Enum
 from html import escape
 
 from tracing.intervals import Interval, intersect, length, subtract
+from tracing.records import PHASE_COLOURS, RANKS_WAIT
 
 WAIT_FILL = "repeating-linear-gradient(135deg,#8A9097 0 2px,#C9CDD2 2px 6px)"
 """Opaque: it lies over the phase that waits."""
+RANKS_FILL = f"repeating-linear-gradient(135deg,#8A7A00 0 2px,{PHASE_COLOURS[RANKS_WAIT]} 2px 6px)"
+"""The host waits for other ranks."""
 IDLE_FILL = "repeating-linear-gradient(135deg,rgba(217,72,95,.85) 0 2px,rgba(217,72,95,.12) 2px 7px)"
 
 _LABEL_WIDTH_PX = 104
@@ -97,6 +100,11 @@ def ink_on(colour: str) -> str:
     """Black or white, whichever is read more easily on ``#RRGGBB``."""
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return "#000" if 0.3 * red + 0.6 * green + 0.1 * blue > 110 else "#fff"
+
+
+def dummy_fill(colour: str) -> str:
+    """Of device work without rows of the rank."""
+    return f"repeating-linear-gradient(45deg,rgba(0,0,0,.3) 0 1px,{colour} 1px 5px)"
 
 
 def duration_text(time_ns: int) -> str:

@@ -99,7 +99,7 @@ def _check_values(argv: Sequence[str]) -> None:
 def _unknown(args: argparse.Namespace, rest: Sequence[str]) -> str:
     """What to say of arguments that nobody took."""
     flag = rest[0].partition("=")[0]
-    if args.command is compare_legs and flag == "--mode":
+    if args.command is compare_legs and flag in ("--mode", "--modes"):
         return "compare chooses modes by --legs, such as --legs legacy,async"
     return f"unrecognized arguments: {' '.join(rest)}{did_you_mean(flag, args.flags)}"
 

@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from engine.engine import Engine
-from engine.errors import RequestError
+from engine.errors import RankError, RequestError
 from engine.request import Request, SamplingParams
 from workbench.admissions import Admissions
 from workbench.arrivals import Arrivals, ClosedLoop, Submission
@@ -19,7 +21,9 @@ from workbench.states import StateBook
 from workbench.workloads import RequestSpec, Workload, as_workload
 
 NEVER = float("inf")
-"""Arrival of a request that was aborted before it came, in a replay."""
+"""Arrival of a request that was aborted before it came, in a replay; and of the next one where none is to come."""
+_TOPIC = "options"
+"""Under which ranks agree on the next arrival. (engine.parallel.ranks.TOPICS has no word for it.)"""
 
 
 class Desk:
@@ -36,6 +40,8 @@ class Desk:
         self._is_driven = is_driven
         self._held: list[tuple[Request, int]] = []
         """Handed in since the engine was driven last, and by how much each was late on the clock."""
+        self._settled_naps = 0
+        """With other ranks: for so many of the times that all ran out of work it was agreed what comes next."""
         self.clock = clock
         self.book = RequestBook(engine)
         self.arrivals = Arrivals(lambda: engine.live_ids)
@@ -66,7 +72,7 @@ class Desk:
         ]
         return self._submit([Wish(spec=spec, request_id=request_id) for spec in specs]), is_many
 
-    def submit_workload(self, workload: Workload) -> list[str]:
+    def submit_workload(self, workload: Workload, request_ids: Sequence[str] | None = None) -> list[str]:
         """See :meth:`workbench.session.Session.submit_workload`."""
         if not workload.is_closed and workload.unit != self.clock.unit:
             fitting = "iterations" if workload.unit == "iterations" else "virtual"
@@ -77,7 +83,13 @@ class Desk:
         workload.length_notes(self._engine.resolved.max_sequence_length)  # says what to do about prompts too long
         start = self.clock.now()
         loop = None if workload.concurrency is None else ClosedLoop(workload.concurrency)
-        return self._submit([Wish(spec=spec.after(start), loop=loop) for spec in workload.requests])
+        names: Sequence[str | None] = [None] * len(workload.requests) if request_ids is None else request_ids
+        return self._submit(
+            [
+                Wish(spec=spec.after(start), request_id=name, loop=loop)
+                for spec, name in zip(workload.requests, names, strict=True)
+            ]
+        )
 
     def as_workload(self, workload: Workload | str) -> Workload:
         """A workload, or what text describes, with ids of this engine's vocabulary.
@@ -119,17 +131,63 @@ class Desk:
     def ready(self) -> bool:
         """Hand in what is due, between iterations only; an idle engine's clock jumps to the next arrival.
 
+        Where several ranks have run out of work they all jump, to the earliest arrival at any of them; this blocks
+        until all have come here.
+
         Returns:
             Whether there is anything to do.
         """
         self._let_time_go_on()
         if self._engine.in_hand is None:
+            self._agree_on_arrivals()
             self._hand_in_due(self.clock.now())
             first = None if self._engine.has_unfinished() else self.arrivals.first
             if first is not None:
                 self.clock.skip_to(first.arrival)
                 self._hand_in_due(first.arrival)
         return self._engine.has_unfinished()
+
+    # -- among ranks -----------------------------------------------------------------------------------------------
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether this rank knows of the arrivals to come at others, as far as they bear on what it does next."""
+        fleet = self._engine.fleet
+        return fleet is None or fleet.naps == self._settled_naps
+
+    @property
+    def next_arrival(self) -> float | None:
+        """On the clock, of what comes next by itself; None where nothing does."""
+        first = self.arrivals.first
+        return None if first is None else first.arrival
+
+    def _agree_on_arrivals(self) -> None:
+        """Once each time that all ranks have run out of work, which all of them find in the same iteration."""
+        fleet = self._engine.fleet
+        if fleet is None or self.is_settled:
+            return
+        self._settled_naps = fleet.naps
+        own = np.array([NEVER if self.next_arrival is None else self.next_arrival], dtype=np.float64)
+        theirs = fleet.ranks.agree(_TOPIC, self._engine.controller.next_index, own.view(np.int64).tolist())
+        earliest = float(np.ascontiguousarray(theirs[:, 0]).view(np.float64).min())
+        if earliest != NEVER:
+            self.join(earliest)
+
+    def join(self, when: float | None = None) -> None:
+        """Be awake as other ranks are.
+
+        Args:
+            when: All of them jump to this time on the clock, and one at least has a request that arrives then. None: a
+                request was handed in at another.
+
+        Raises:
+            RankError: no rank has one.
+        """
+        if when is not None:
+            self.clock.skip_to(when)
+            self._hand_in_due(max(when, self.clock.now()))
+        if not self._engine.wait_for_work(self._engine.config.rank_timeout_s):
+            raise RankError(f"other ranks have work, and none said so within {self._engine.config.rank_timeout_s:g} s")
 
     @property
     def idle_s(self) -> float:
@@ -187,8 +245,8 @@ class Desk:
 
     @property
     def finished(self) -> bool:
-        """Whether every request has ended and none is to come."""
-        return not len(self.arrivals) and not self._engine.has_unfinished()
+        """Whether every request has ended and none is to come, at other ranks neither."""
+        return not len(self.arrivals) and not self._engine.has_unfinished() and self.is_settled
 
     def clear(self) -> None:
         """Forget all requests; the clock reads 0 again."""

@@ -126,6 +126,21 @@ class Driver:
         """
         if self.engine.in_hand is not None or not self._breakpoints.watch_borders:
             return None
+        border = self._come_to_first_phase()
+        return border if border is not None and self._look(border) else None
+
+    def begin_iteration(self) -> Border | None:
+        """See :meth:`workbench.session.Session.begin_iteration`."""
+        with self._driving():
+            if self.engine.in_hand is not None or not self.ready():
+                return None
+            border = self._come_to_first_phase()
+            if border is not None:
+                border.iteration.void_reasons.add("hand_stepped")
+                self._look(border)
+            return border
+
+    def _come_to_first_phase(self) -> Border | None:
         borders: list[Border] = []
 
         def stands(border: Border) -> bool:
@@ -134,7 +149,7 @@ class Driver:
 
         with self._telling_failures():
             self.engine.step(stands)
-        return borders[0] if borders and self._look(borders[0]) else None
+        return borders[0] if borders else None
 
     def step(self) -> list[RequestOutput]:
         """See :meth:`workbench.session.Session.step`."""
@@ -154,11 +169,13 @@ class Driver:
         if not self.ready():
             return []
         engine = self.engine
-        if engine.in_hand is None:
+        is_new, index = engine.in_hand is None, engine.controller.next_index
+        if is_new:
             self._begin_ns = time.perf_counter_ns()
         with self._telling_failures():
             outputs = engine.step(self._holds(waits))
-        if engine.in_hand is None:
+        # Where ranks find that nobody has work, none has begun.
+        if engine.in_hand is None and not (is_new and engine.controller.next_index == index):
             self._end(outputs)
         return outputs
 
@@ -255,13 +272,16 @@ class Driver:
             if waits is not None and self.desk.idle_s > 0:
                 yield Turn.IDLE
                 continue
+            was_in_hand, index = self.engine.in_hand is not None, self.engine.controller.next_index
             while True:
                 outputs = self._step(waits)
                 if self.engine.in_hand is None or self._hit is not None:
                     break
                 yield Turn.WAITING
             outcome.extend(output for output in outputs if output.finished)
-            outcome.iterations += self.engine.in_hand is None
+            outcome.iterations += self.engine.in_hand is None and (
+                was_in_hand or self.engine.controller.next_index > index
+            )
             if self._hit is not None:
                 outcome.stopped = self.stopped
                 return

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from engine.lifecycle import Suspension
 from engine.pausing import Room
 from engine.request import Request
+from workbench.states import bytes_text
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +32,16 @@ KINDS = (
     "restarted",
     "replay",
     "forgot",
+    "suspended",
+    "awake",
+    "weights",
     "closed",
 )
 """Every kind there is. ``ended`` is a request's last output; ``started`` and ``stopped`` are runs of iterations.
 
 ``paused``, ``resumed`` and ``evicted`` are requests for want of blocks, one event for all of an iteration;
-``forgot`` is the prefix cache."""
+``forgot`` is the prefix cache. ``suspended``, ``awake`` and ``weights`` are the engine, whose memory was given back, is
+there again, and has new weights in it."""
 _MOST_KEPT = 2_000
 _SHOWN = 20
 
@@ -68,6 +74,12 @@ def room_events(room: Room, num_free: int) -> Iterator[tuple[str, str]]:
         yield "resumed", f"{_ids(room.resumed)}: {free}"
     if room.evicted:
         yield "evicted", f"{_ids(room.evicted)}: back to the queue, to be computed again; {free}"
+
+
+def suspension_text(suspension: Suspension) -> str:
+    """What a suspended engine has let go of."""
+    freed, saved = bytes_text(max(0, suspension.freed_bytes)), bytes_text(suspension.saved_bytes)
+    return f"{suspension.mode}: {freed} given back, {saved} kept on the host"
 
 
 def _ids(requests: Sequence[Request]) -> str:

@@ -88,14 +88,14 @@ class ExpertLoad:
 def _html_line(layer: int, counts: NDArray[np.int64], levels: NDArray[np.float64], imbalance: float) -> str:
     cells = "".join(
         f"<td title='layer {layer}, expert {expert}: {count:,} tokens' style='width:14px;height:14px;padding:0;"
-        f"background:{_colour(level)}'></td>"
+        f"background:{load_colour(level)}'></td>"
         for expert, (count, level) in enumerate(zip(counts.tolist(), levels.tolist(), strict=True))
     )
     style = "padding:0 6px;font-size:11px;text-align:right"
     return f"<tr><td style='{style}'>layer {layer}</td>{cells}<td style='{style}'>imbalance {imbalance:.2f}</td></tr>"
 
 
-def _colour(level: float) -> str:
+def load_colour(level: float) -> str:
     """From nearly the page's white to dark blue."""
     return "#" + "".join(f"{round(low + (high - low) * level):02x}" for low, high in zip(_LOW, _HIGH, strict=True))
 
@@ -156,10 +156,20 @@ def not_counting_text(counter: ExpertCounter, model: str) -> str:
 
 def expert_layers(model: nn.Module) -> tuple[int, ...]:
     """Numbers of the layers with experts, in order: the first number in each module's name."""
+    return tuple(_first_number(name, otherwise=place) for place, (name, _) in enumerate(_own_experts(model)))
+
+
+def _own_experts(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The layers with experts by name, those of draft heads left out.
+
+    Heads run over prompts and over newest tokens in passes of their own, padded as rows are: their counts would add up
+    to something else than those of the model's layers.
+    """
     from engine.models.moe import MoE
 
-    names = [name for name, module in model.named_modules() if isinstance(module, MoE)]
-    return tuple(_first_number(name, otherwise=place) for place, name in enumerate(names))
+    heads = getattr(model, "heads", None)
+    of_heads = set(heads.modules()) if heads is not None and hasattr(model, "num_draft_heads") else set()
+    return [(name, one) for name, one in model.named_modules() if isinstance(one, MoE) and one not in of_heads]
 
 
 def _first_number(name: str, *, otherwise: int) -> int:
@@ -169,12 +179,14 @@ def _first_number(name: str, *, otherwise: int) -> int:
 
 def _counting(loaded: LoadedModel) -> Tensor | None:
     """Where the model counts. Forwards that were captured before it did so are forgotten: they count nothing."""
+    from torch import nn
+
     from engine.models.moe import count_expert_load
 
     model = _module(loaded)
     loads = _counted.get(model)
     if loads is None:
-        loads = count_expert_load(model)
+        loads = count_expert_load(nn.ModuleList(one for _, one in _own_experts(model)))
         if loads is None:
             return None
         loaded.buckets.clear()

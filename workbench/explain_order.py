@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from engine.engine import Engine
 from engine.phases import Order, Reason
@@ -104,7 +105,32 @@ REASONS: dict[Reason, Explanation] = {
         "It would launch a forward if a request were live.",
         now="only requests that were aborted are left, and nothing is pending",
     ),
+    Reason.OTHERS_WORK: Explanation(
+        "this rank had nothing to do, and other ranks needed its experts: it ran dummy work as large as theirs, which "
+        "changed nothing here",
+        "It would launch a forward of its own if a request were live on this rank.",
+        now="this rank has nothing to do, and other ranks need its experts: it runs dummy work as large as theirs, "
+        "which changes nothing here",
+    ),
 }
+_DUMMY_SWITCH = Explanation(
+    "the mode was about to change, other ranks had a forward pending, which is drained first, and needed this rank's "
+    "experts meanwhile",
+    REASONS[Reason.MODE_SWITCH].change,
+    now="the mode is about to change, other ranks have a forward pending, which is drained first, and need this rank's "
+    "experts meanwhile",
+)
+
+
+def explanation_of(label: str, reason: Reason) -> Explanation:
+    """A reason in words, for the order that was taken.
+
+    Args:
+        label: The order's.
+        reason: Why it was taken.
+    """
+    is_dummy = any(one.label == label and one.is_dummy for one in Order)
+    return _DUMMY_SWITCH if reason is Reason.MODE_SWITCH and is_dummy else REASONS[reason]
 
 
 def explain_iteration(engine: Engine, history: History, index: int | None) -> str:
@@ -128,13 +154,13 @@ def explain_record(record: IterationRecord) -> str:
     """Of a past iteration."""
     reason = Reason(record.reason)
     facts = _facts(record, reason)
-    told = REASONS[reason]
+    told = explanation_of(record.order, reason)
     return f"Iteration {record.iteration} took {_order_text(record.order)} because {told.because}{facts}. {told.change}"
 
 
 def explain_in_hand(index: int, order: Order, reason: Reason) -> str:
     """Of the iteration in hand."""
-    told = REASONS[reason]
+    told = explanation_of(order.label, reason)
     return f"Iteration {index} takes {_order_text(order.label)} because {told.because}. {told.change}"
 
 
@@ -147,11 +173,12 @@ def explain_next(engine: Engine) -> str:
 
 def explain_coming(index: int, order: Order, reason: Reason, state: OrderState) -> str:
     """Of the iteration that would come next, its order known."""
-    told = REASONS[reason]
+    told = explanation_of(order.label, reason)
     numbers = _numbers(state, reason)
     return f"Iteration {index} would take {_order_text(order.label)} because {told.because_now}{numbers}. {told.change}"
 
 
+@cache
 def _order_text(label: str) -> str:
     order = next(one for one in Order if one.label == label)
     return f"{label} ({' → '.join(phase.value for phase in order.phases)})"

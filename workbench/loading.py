@@ -11,6 +11,8 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.models.loader import LoadedModel, load_model
+from engine.parallel.distributed import shard_of, take_own_gpu
+from engine.parallel.ranks import Ranks
 from workbench.progress import waiting_line
 
 DEFAULT_MODEL = "shipped"
@@ -33,16 +35,25 @@ def check_device(config: EngineConfig) -> None:
     Raises:
         ConfigError: CUDA is asked for and cannot be had.
     """
+    take_own_gpu(config)
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device='cuda' needs a CUDA GPU and a CUDA build of torch; use device='cpu' or 'inline'")
 
 
-def load_for(config: EngineConfig, model: str | Path | LoadedModel | None, *, progress: bool = False) -> LoadedModel:
+def load_for(
+    config: EngineConfig,
+    model: str | Path | LoadedModel | None,
+    *,
+    ranks: Ranks | None = None,
+    progress: bool = False,
+) -> LoadedModel:
     """Load a model where and as ``config`` wants it; several engines may share it, for none changes it.
 
     Args:
         config: Where to, and with what precision.
         model: What; one that is loaded is given back as it is.
+        ranks: Whose part of the experts it is to hold; None: of all there are, or with ``expert_parallel`` that of this
+            process among those that ``torchrun`` started with it.
         progress: Show a line with the time it takes, in a notebook or on a terminal, if it takes longer than a second.
 
     Raises:
@@ -57,5 +68,11 @@ def load_for(config: EngineConfig, model: str | Path | LoadedModel | None, *, pr
     device = torch.device("cuda", torch.cuda.current_device()) if is_cuda else torch.device("cpu")
     name = model or DEFAULT_MODEL
     with waiting_line(f"loading {name}", wanted=progress):
-        backends = {"attention": config.attention_backend, "ssm": config.ssm_backend}
-        return load_model(name, **backends, dtype=dtype, device=device)
+        return load_model(
+            name,
+            attention=config.attention_backend,
+            ssm=config.ssm_backend,
+            dtype=dtype,
+            device=device,
+            shard=shard_of(config, ranks, device),
+        )

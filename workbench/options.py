@@ -77,8 +77,20 @@ def config_from(args: argparse.Namespace) -> EngineConfig:
     """The configuration that file and flags ask for.
 
     Raises:
-        ConfigError: the file cannot be read, or a value does not fit.
+        ConfigError: the file cannot be read, or a value does not fit; or several ranks are asked of a command that
+            knows one.
     """
+    config = _config_from(args)
+    command = getattr(args, "name", "run")
+    if config.has_ranks and command != "run":
+        raise ConfigError(
+            f"expert_parallel: {command} runs on one rank; of several, torchrun --nproc-per-node "
+            f"{config.expert_parallel} -m workbench run --expert-parallel {config.expert_parallel} tells"
+        )
+    return config
+
+
+def _config_from(args: argparse.Namespace) -> EngineConfig:
     hints = get_type_hints(EngineConfig)
     given = {one.name: getattr(args, one.name) for one in fields(EngineConfig) if hasattr(args, one.name)}
     flags = {name: _value(name, hints[name], text) for name, text in given.items()}

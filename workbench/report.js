@@ -222,6 +222,9 @@
       ["hidden host work", { background: "var(--hidden)", borderTop: "4px solid var(--hidden-line)" }],
       ["exposed host work", { borderTop: "4px solid var(--bubble)" }]];
     swatches("phases", phases.map(([name, colour]) => [name, { background: colour }]));
+    const isForRanks = data.runs.some((run) => run.lanes.wait && run.lanes.wait.name.some((name) => run.names[name] === "ranks"));
+    const under = lines("--wait").background;
+    if (isForRanks) marks.splice(1, 0, ["host waits for other ranks", { background: `${under}, ${colourOf("ranks")}` }]);
     swatches("marks", marks);
     const orders = new Set(data.runs.flatMap((run) => run.iterations.map((one) => one.order)));
     swatches("orders", [...orders].map((name) => [name, { background: data.orderColours[name] || colourOf("other") }]));

@@ -31,9 +31,14 @@ ORDER_COLOURS: dict[str, str] = {
     "primer": "#F0E2C6",
     "drain": "#B39A84",
     "mtp_drain": "#A08770",
+    "mtp_primer": "#E2D1AE",
+    "shared_drain": "#A68C75",
+    "mtp_shared_drain": "#937B64",
     "dummy": "#E6E6E6",
+    "mtp_dummy": "#D8D8D8",
+    "mtp_legacy_dummy": "#CACACA",
 }
-"""One colour an order: shades of earth, so that none is mistaken for a phase's or for a mark."""
+"""One colour an order: shades of earth, so that none is mistaken for a phase's or for a mark. Greys: dummy ones."""
 
 _VIEW_ITERATIONS = 4
 _LANE_OF = {

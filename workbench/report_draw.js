@@ -141,6 +141,8 @@ function timelinePainter(data, canvas) {
     });
   }
 
+  const RANKS = "ranks";  // the wait for the hosts of other ranks
+
   // The host's lane is work; where a phase waits for the device it is empty but for grey lines. Each stretch of work
   // has its own label, since a wait may stand between two.
   function drawHost(block, lane) {
@@ -153,7 +155,9 @@ function timelinePainter(data, canvas) {
       for (; waits && index < waits.start.length && waits.start[index] < end; index++) {
         const low = toX(waits.start[index] - run.align), high = toX(waits.start[index] + waits.length[index] - run.align);
         if (low > from) bar(from, Math.min(low, state.width), lane.top, lane.height, colour, name);
-        drawWait(Math.max(low, GUTTER), Math.min(high, state.width), lane, `${name} waits for ${run.names[waits.name[index]]}`);
+        const awaited = run.names[waits.name[index]], isForRanks = awaited === RANKS;
+        const text = `${name} waits for ${isForRanks ? "other ranks" : awaited}`;
+        drawWait(Math.max(low, GUTTER), Math.min(high, state.width), lane, text, isForRanks ? colourOf(RANKS) : css("--lane"));
         from = Math.max(from, high);
       }
       if (right > from || right - left < least) bar(Math.min(from, right), right, lane.top, lane.height, colour, name);
@@ -161,9 +165,9 @@ function timelinePainter(data, canvas) {
     if (run.lanes.detail) drawDetails(block, lane);
   }
 
-  function drawWait(left, right, lane, text) {
+  function drawWait(left, right, lane, text, under) {
     if (right - left < 0.05) return;
-    context.fillStyle = css("--lane");
+    context.fillStyle = under;
     context.fillRect(left, lane.top, right - left, lane.height);
     context.fillStyle = hatch("--wait");
     context.fillRect(left, lane.top, right - left, lane.height);

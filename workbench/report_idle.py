@@ -10,7 +10,7 @@ from typing import Any
 from tracing.blame import Blame
 from tracing.blame_totals import BlamedCause, BlameTotals
 from tracing.comparison import format_value
-from tracing.records import PHASE_COLOURS
+from tracing.records import PHASE_COLOURS, RANKS_WAIT
 from tracing.summary import Summary
 
 
@@ -69,7 +69,8 @@ def _cause_rows(blame: BlameTotals, num_timed: int) -> Iterator[IdleRow]:
 
 
 def _colour(cause: BlamedCause) -> str:
-    name = "wait" if cause.kind in ("wait", "wake-up") else cause.cause
+    is_wait = cause.kind in ("wait", "wake-up") and cause.cause != RANKS_WAIT
+    name = "wait" if is_wait else cause.cause
     return PHASE_COLOURS.get(name, PHASE_COLOURS["other"])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -107,7 +107,14 @@ class Run:
         }
 
 
-def serve(session: Session, workload: Workload, *, name: str, on_output: OnOutput | None = None) -> Run:
+def serve(
+    session: Session,
+    workload: Workload,
+    *,
+    name: str,
+    on_output: OnOutput | None = None,
+    request_ids: Sequence[str] | None = None,
+) -> Run:
     """Serve ``workload`` to its end in a session where nothing ran yet.
 
     Args:
@@ -115,8 +122,9 @@ def serve(session: Session, workload: Workload, *, name: str, on_output: OnOutpu
         workload: Starts now.
         name: What the run is called in tables.
         on_output: Called with every output as it comes.
+        request_ids: Names of the requests; None makes them.
     """
-    ids = session.submit_workload(workload)
+    ids = session.submit_workload(workload, request_ids=request_ids)
     begin = time.perf_counter()
     while not session.finished:
         for output in session.step():

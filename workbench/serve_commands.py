@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from workbench.options import add_config_flags, config_from
 from workbench.writable import check_file, check_folder
 
 DEFAULT_WORKLOAD = "fixed:requests=16,input=64,output=32"
+WAYS = ("round-robin", "all-on-0")
+"""Of dealing requests out to ranks."""
+_ENDINGS = 10
+"""Outputs that ``run`` prints in full; ``--json`` has all."""
 MODELS = "a folder, a GGUF file, shipped, smollm2, shape:NAME or oracle (default: shipped)"
 RUN_EXAMPLES = """\
 examples:
@@ -24,6 +29,7 @@ examples:
   workbench run --model oracle --workload "mooncake:trace.jsonl?requests=50&shrink=64&concurrency=8"
   workbench run --config engine.yaml --graphs 1,2,4,8 --max-requests 8 --workload file:prompts.jsonl --json
   workbench run --model smollm2 --mode legacy --save runs/legacy
+  torchrun --nproc-per-node 2 -m workbench run --expert-parallel 2 --workload fixed:requests=8,input=32,output=16
 """
 COMPARE_EXAMPLES = """\
 examples:
@@ -51,7 +57,16 @@ def _add_serving_flags(parser: argparse.ArgumentParser, save_help: str) -> None:
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """What ``workbench run`` takes."""
-    _add_serving_flags(parser, "also save the run in this folder: config, spans, iterations, requests, outputs")
+    _add_serving_flags(
+        parser,
+        "also save the run in this folder: config, spans, iterations, requests, outputs; of several ranks each in one "
+        "of its own, DIR-rank0 and so on",
+    )
+    parser.add_argument(
+        "--rank-requests",
+        choices=WAYS,
+        help=f"with --expert-parallel, whose the requests are: all ranks' by turns, or rank 0's (default: {WAYS[0]})",
+    )
     add_config_flags(parser)
 
 
@@ -72,6 +87,7 @@ def add_compare_flags(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve once; returns the exit status: 1 if a request failed."""
     from workbench.loading import load_for
+    from workbench.rank_commands import check_ranks, rank_folder, run_on_ranks
     from workbench.runs import document, serve
     from workbench.session import Session
     from workbench.workloads import parse_workload
@@ -79,9 +95,12 @@ def run(args: argparse.Namespace) -> int:
     config = config_from(args)
     if args.report:
         check_file("--report", args.report)
+    check_ranks(config, args.rank_requests)
     if args.save:
-        check_target(args.save, overwrite=args.overwrite)
+        check_target(rank_folder(args.save, config), overwrite=args.overwrite)
         check_folder("--save", Path(args.save).resolve().parent)
+    if config.has_ranks:
+        return run_on_ranks(args, config)
     with _only_json(args.json) as out:
         loaded = load_for(config, args.model, progress=True)
         workload = parse_workload(args.workload, vocab_size=loaded.vocab_size)
@@ -95,12 +114,12 @@ def run(args: argparse.Namespace) -> int:
         if args.report:
             _write_report(args.report, [served.view], f"{loaded.name}: {workload.name}", [])
         if args.json:
-            _print_json(out, document("run", workload, **served.to_dict()))
+            print_json(out, document("run", workload, **served.to_dict()))
         else:
             from tracing.analysis import format_comparison
 
             print(format_comparison({served.name: served.summary}), file=out)
-            print(_endings(served.outputs), file=out)
+            print(endings(served.outputs), file=out)
     return 1 if any(output.finish_reason == "error" for output in served.outputs) else 0
 
 
@@ -139,7 +158,7 @@ def compare_legs(args: argparse.Namespace) -> int:
             title = f"{loaded.name}: {workload.name}"
             _write_report(args.report, views, title, [comparison.verdict_text], repeats=args.repeats)
         if args.json:
-            _print_json(out, comparison.to_dict())
+            print_json(out, comparison.to_dict())
         else:
             print(comparison.text(is_whole=args.all), file=out)
             if not args.all:
@@ -167,7 +186,8 @@ def _only_json(is_json: bool) -> Iterator[Any]:
         yield out
 
 
-def _print_json(out: Any, value: Any) -> None:
+def print_json(out: Any, value: Any) -> None:
+    """One document, on one line."""
     from workbench.documents import jsonable
 
     json.dump(jsonable(value), out, allow_nan=False)
@@ -185,11 +205,16 @@ def _advance(bar: Any, output: Any) -> None:
         bar.update()
 
 
-def _endings(outputs: Sequence[Any]) -> str:
+def endings(outputs: Sequence[Any]) -> str:
+    """The first outputs, and of the others how many ended how."""
     lines = [""]
-    for output in outputs:
+    for output in outputs[:_ENDINGS]:
         shown = repr(output.text) if output.text else " ".join(map(str, output.token_ids))
         lines.append(f"{output.request_id}: {len(output.token_ids)} tokens, {output.finish_reason}: {shown[:90]}")
+    reasons = Counter(output.finish_reason for output in outputs[_ENDINGS:])
+    if reasons:
+        told = ", ".join(f"{reason} {count:,}" for reason, count in reasons.most_common())
+        lines.append(f"and {reasons.total():,} more ({told}); --json has every output")
     return "\n".join(lines)
 
 

@@ -19,8 +19,9 @@ from engine.config import EngineConfig
 from engine.controller import Border
 from engine.engine import Engine, Failure
 from engine.graphs import GraphListPolicy, captured_by_default
-from engine.lifecycle import Suspension, WeightSource
+from engine.lifecycle import EngineState, Suspension, WeightSource
 from engine.models.loader import LoadedModel
+from engine.parallel.ranks import Ranks
 from engine.phases import Phase, Reason
 from engine.policy import OrderPolicy, prefer_overlap
 from engine.progress import CaptureBar
@@ -35,7 +36,7 @@ from workbench.debugging import debug_phase, revive_breakpoint
 from workbench.delays import Delays
 from workbench.desk import Desk
 from workbench.driver import Driver, Script
-from workbench.events import EventLog
+from workbench.events import EventLog, suspension_text
 from workbench.expert_load import ExpertCounter
 from workbench.expressions import Expressions, WatchExpression
 from workbench.history import ChangeRecorder, History
@@ -69,6 +70,9 @@ class Session(Submitting, Looking):
         graph_list: Which forwards are captured; by default what ``graphs`` and ``graph_distribution`` say.
         recorder: The instrument; None makes one that is on.
         expert_load: Count the tokens that each expert is sent, for :meth:`expert_load` and the panel.
+        ranks: With ``expert_parallel``, this rank's connection to the others; None joins those that ``torchrun``
+            started together with this process. All ranks are to be driven alike; a
+            :class:`~workbench.cluster.Cluster` does so.
         progress: Show, in a notebook or on a terminal, that weights are loaded and graphs captured; elsewhere nothing.
         **engine_options: Fields of :class:`engine.config.EngineConfig`; they win over ``config``.
 
@@ -90,13 +94,14 @@ class Session(Submitting, Looking):
         graph_list: GraphListPolicy = captured_by_default,
         recorder: Recorder | None = None,
         expert_load: bool = False,
+        ranks: Ranks | None = None,
         progress: bool = True,
         **engine_options: Any,
     ) -> None:
         self.config = session_config(config, mode, engine_options)
         own_clock = make_clock(clock, self._iterations_begun)
         self.recorder = recorder or Recorder(session_id=next(_session_ids))
-        loaded = load_for(self.config, model, progress=progress)
+        loaded = load_for(self.config, model, ranks=ranks, progress=progress)
         self._experts = ExpertCounter(loaded, wanted=expert_load)
         self.engine = Engine(
             loaded,
@@ -105,6 +110,7 @@ class Session(Submitting, Looking):
             policy=policy,
             admission=admission,
             graph_list=graph_list,
+            ranks=ranks,
             progress=CaptureBar() if progress else None,
         )
         self._forget_load()  # of forwards that were run to be captured
@@ -141,6 +147,17 @@ class Session(Submitting, Looking):
         The iteration's times are void, and a virtual clock stands still.
         """
         return self._driver.step_phase()
+
+    def begin_iteration(self) -> Border | None:
+        """Begin an iteration and stand before its first phase, with nothing run; times are void as by hand.
+
+        What :meth:`step_phase` does first. Apart from it, ranks that are stepped together can wait for one another here
+        before any of them waits in a phase.
+
+        Returns:
+            The border; None when nothing is left to do, or an iteration is in hand.
+        """
+        return self._driver.begin_iteration()
 
     def step(self) -> list[RequestOutput]:
         """Run one iteration, or finish the one in hand; returns its outputs, none when nothing is left to do.
@@ -397,7 +414,9 @@ class Session(Submitting, Looking):
             MidIterationError: an iteration is in hand.
         """
         with self._undriven("suspend"):
-            return self.engine.suspend(mode)
+            suspension = self.engine.suspend(mode)
+            self.events.tell("suspended", suspension_text(suspension))
+            return suspension
 
     def resume(self) -> None:
         """Run again after :meth:`suspend`; see :meth:`engine.engine.Engine.resume`.
@@ -406,7 +425,10 @@ class Session(Submitting, Looking):
             ConfigError: the memory cannot be had any more.
         """
         with self._undriven("resume"):
+            stood_still = self.engine.state is not EngineState.RUNNING
             self.engine.resume()
+            if stood_still:
+                self.events.tell("awake", "the memory is there again, iterations go on")
 
     def load_weights(self, source: WeightSource) -> None:
         """Copy new weights into the suspended model; see :meth:`engine.engine.Engine.load_weights`.
@@ -417,6 +439,7 @@ class Session(Submitting, Looking):
         """
         with self._undriven("load_weights"):
             self.engine.load_weights(source)
+            self.events.tell("weights", "replaced while suspended")
 
     @contextmanager
     def _undriven(self, what: str) -> Iterator[None]:
@@ -539,4 +562,6 @@ class Session(Submitting, Looking):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._background.cancel()
+        self.engine.__exit__(kind, error, trace)  # with an error it tells other ranks, rather than work on for them
         self.close()

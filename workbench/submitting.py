@@ -63,11 +63,12 @@ class Submitting:
         self.events.tell("submitted", ", ".join(ids))
         return ids if is_many else ids[0]
 
-    def submit_workload(self, workload: Workload | str) -> list[str]:
+    def submit_workload(self, workload: Workload | str, *, request_ids: Sequence[str] | None = None) -> list[str]:
         """Submit a workload that starts now; returns the ids.
 
         Args:
             workload: One, or its text as on the command line: ``fixed:requests=4,input=32,output=16``.
+            request_ids: A name for each request; None makes them.
 
         Raises:
             WorkloadError: it is neither, or the text does not fit.
@@ -75,7 +76,7 @@ class Submitting:
             RequestError: one of its requests cannot be served; then none was handed in.
         """
         made = self._desk.as_workload(workload)
-        ids = self._desk.submit_workload(made)
+        ids = self._desk.submit_workload(made, request_ids)
         self.events.tell("submitted", f"{made.name}: {len(ids)} requests")
         return ids
 

@@ -7,8 +7,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tracing.intervals import merge
-from tracing.records import COMPUTE_LANE, HOST_LANE, PHASE_COLOURS, Category, Span, UnfinishedWork
-from workbench.bars import WAIT_FILL, Bar, Look, Scale, duration_text, lanes_html, legend_html
+from tracing.records import (
+    COMPUTE_LANE,
+    DUMMY_WORK,
+    HOST_LANE,
+    PHASE_COLOURS,
+    RANKS_WAIT,
+    Category,
+    Span,
+    UnfinishedWork,
+)
+from workbench.bars import RANKS_FILL, WAIT_FILL, Bar, Look, Scale, dummy_fill, duration_text, lanes_html, legend_html
 
 if TYPE_CHECKING:
     from workbench.snapshot import Snapshot
@@ -54,11 +63,19 @@ def _host_bar(span: Span, scale: Scale) -> Bar:
     return scale.bar(
         span.start_ns,
         span.end_ns,
-        WAIT_FILL if is_wait else PHASE_COLOURS.get(span.name, PHASE_COLOURS["other"]),
+        _wait_fill(span) if is_wait else PHASE_COLOURS.get(span.name, PHASE_COLOURS["other"]),
         label="" if is_wait else span.name,
-        title=f"{'waits for ' if is_wait else ''}{span.name}, {duration_text(span.duration_ns)}",
+        title=f"{_waits_for(span) if is_wait else span.name}, {duration_text(span.duration_ns)}",
         look=Look.HATCHED if is_wait else Look.SOLID,
     )
+
+
+def _wait_fill(wait: Span) -> str:
+    return RANKS_FILL if wait.name == RANKS_WAIT else WAIT_FILL
+
+
+def _waits_for(wait: Span) -> str:
+    return "waits for other ranks" if wait.name == RANKS_WAIT else f"waits for {wait.name}"
 
 
 def _device_bar(span: Span, scale: Scale) -> Bar:
@@ -69,9 +86,10 @@ def _device_bar(span: Span, scale: Scale) -> Bar:
     return scale.bar(
         max(scale.begin, span.start_ns),
         span.end_ns,
-        _device_colour(span.name),
+        _device_fill(span.name),
         label=f"◂ {label}" if earlier > 0 else label,
         title=f"{label}, {duration_text(span.duration_ns)}{began}",
+        look=Look.HATCHED if span.name in DUMMY_WORK else Look.SOLID,
     )
 
 
@@ -115,6 +133,12 @@ def _device_colour(name: str) -> str:
     return PHASE_COLOURS.get(name, PHASE_COLOURS["other"])
 
 
+def _device_fill(name: str) -> str:
+    """Dummy work is hatched."""
+    colour = _device_colour(name)
+    return dummy_fill(colour) if name in DUMMY_WORK else colour
+
+
 def _footer(scale: Scale, snapshot: Snapshot) -> str:
     notes = [f"{scale.shown_ns / 1e6:,.3f} ms"]
     if scale.cuts:
@@ -129,10 +153,14 @@ def _legend(host: list[Span], device: list[Span], snapshot: Snapshot) -> str:
     found: dict[str, list[str]] = defaultdict(list)
     names = [span.name for span in (*host, *device) if span.category is not Category.WAIT]
     for name in dict.fromkeys([*names, *(work.name for work in snapshot.unfinished)]):
-        found[_device_colour(name)].append(name)
+        found[_device_fill(name)].append(name)
     entries = [(f"background:{colour}", ", ".join(names)) for colour, names in found.items()]
-    if any(span.category is Category.WAIT for span in host):
+    waits = [span for span in host if span.category is Category.WAIT]
+    fills = {_wait_fill(span) for span in waits}
+    if WAIT_FILL in fills:
         entries.append((f"background:{WAIT_FILL}", "host waits for the device"))
+    if RANKS_FILL in fills:
+        entries.append((f"background:{RANKS_FILL}", "host waits for other ranks"))
     if device or snapshot.unfinished:
         entries.append(("width:0;margin:0", "number: the iteration that launched it"))
     return legend_html(entries)

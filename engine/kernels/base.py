@@ -66,8 +66,8 @@ class Kernels(Protocol):
         """``linear`` of ``rms_norm``, [T, O]."""
         ...
 
-    def norm_swiglu(self, x_TI: Tensor, norm: Norm, gate_up: Projection) -> Tensor:
-        """``silu(gate) * up`` of ``norm_linear``, whose outputs are F gates, then F ups; [T, F]."""
+    def norm_activate(self, x_TI: Tensor, norm: Norm, up: Projection, activation: Activation) -> Tensor:
+        """``activate`` of ``norm_linear``; with ``swiglu`` its outputs are F gates, then F ups; [T, F]."""
         ...
 
     def linear_add(self, x_TI: Tensor, projection: Projection, residual_TO: Tensor) -> Tensor:

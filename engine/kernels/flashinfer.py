@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.kernels import triton_routed as routed
 from engine.kernels.base import Activation, Norm, Projection
 from engine.kernels.routing import RoutingRule
-from engine.kernels.torch import TorchKernels, relu2
+from engine.kernels.torch import TorchKernels
 from engine.models.base import LayerCache
 
 HEAD_DIMS = (64, 128, 256, 512)
@@ -68,12 +68,6 @@ class FlashInferKernels(TorchKernels):
         normed_TI: Tensor = rmsnorm(x_TI, norm.weight, norm.eps)
         return normed_TI
 
-    def norm_swiglu(self, x_TI: Tensor, norm: Norm, gate_up: Projection) -> Tensor:
-        if gate_up.weight.shape[0] // 2 % _VECTOR:
-            return super().norm_swiglu(x_TI, norm, gate_up)
-        out_TF: Tensor = silu_and_mul(self.norm_linear(x_TI, norm, gate_up.weight, gate_up.bias))
-        return out_TF
-
     def linear_add(self, x_TI: Tensor, projection: Projection, residual_TO: Tensor) -> Tensor:
         if projection.bias is not None:
             residual_TO.add_(projection.bias)
@@ -105,7 +99,7 @@ class FlashInferKernels(TorchKernels):
 
     def activate(self, x_TU: Tensor, activation: Activation) -> Tensor:
         if activation == "relu2":
-            return relu2(x_TU)
+            return routed.relu2(x_TU)
         if x_TU.shape[-1] // 2 % _VECTOR:
             return super().activate(x_TU, activation)
         out_TF: Tensor = silu_and_mul(x_TU)

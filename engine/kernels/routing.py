@@ -67,6 +67,21 @@ def route(score_TX: Tensor, bias_X: Tensor | None, rule: RoutingRule) -> tuple[T
     return ids_TK, _weights(plain_TX.gather(1, ids_TK), rule)
 
 
+def weights_at(score_TX: Tensor, ids_TK: Tensor, rule: RoutingRule) -> Tensor:
+    """[T, K] what :func:`route` weighs experts by, of experts that somebody else has chosen.
+
+    Args:
+        score_TX: As there; a correction bias changes the choice alone.
+        ids_TK: [T, K] int64, no two of a token alike.
+        rule: The router's.
+    """
+    score_TX = score_TX.to(wide(score_TX.dtype))
+    if rule.routing is Routing.TOPK_SOFTMAX:
+        return _scaled(score_TX.gather(1, ids_TK).softmax(-1), rule)
+    likely_TX = score_TX.softmax(-1) if rule.routing is Routing.SOFTMAX else score_TX.sigmoid()
+    return _weights(likely_TX.gather(1, ids_TK), rule)
+
+
 def _inside_best_groups(choice_TX: Tensor, rule: RoutingRule) -> Tensor:
     """Minus infinity for experts of all other groups."""
     choice_TCG: Tensor = choice_TX.unflatten(1, (rule.num_groups, -1))

@@ -28,8 +28,8 @@ class TorchKernels:
     def norm_linear(self, x_TI: Tensor, norm: Norm, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         return functional.linear(self.rms_norm(x_TI, norm), weight_OI, bias_O)
 
-    def norm_swiglu(self, x_TI: Tensor, norm: Norm, gate_up: Projection) -> Tensor:
-        return swiglu(self.norm_linear(x_TI, norm, gate_up.weight, gate_up.bias))
+    def norm_activate(self, x_TI: Tensor, norm: Norm, up: Projection, activation: Activation) -> Tensor:
+        return self.activate(self.norm_linear(x_TI, norm, up.weight, up.bias), activation)
 
     def linear_add(self, x_TI: Tensor, projection: Projection, residual_TO: Tensor) -> Tensor:
         return residual_TO + functional.linear(x_TI, projection.weight, projection.bias)

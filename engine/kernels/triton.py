@@ -10,9 +10,8 @@ from engine.kernels import triton_elementwise as elementwise
 from engine.kernels import triton_routed as routed
 from engine.kernels.base import Activation, Norm, Projection
 from engine.kernels.routing import RoutingRule
-from engine.kernels.torch import relu2
 from engine.kernels.triton_products import few_rows, few_rows_tile, one_row, one_row_tile, overlapped, power_of_two
-from engine.kernels.triton_routed import swiglu
+from engine.kernels.triton_routed import relu2, swiglu
 from engine.models.base import LayerCache
 
 __all__ = ["TritonKernels", "overlapped", "power_of_two", "swiglu"]
@@ -39,16 +38,25 @@ class TritonKernels:
         return one_row(x_TI, weight_OI, one_row_tile(*weight_OI.shape), bias=bias_O)
 
     def norm_linear(self, x_TI: Tensor, norm: Norm, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-        if x_TI.shape[0] > 1:
-            return functional.linear(self.rms_norm(x_TI, norm), weight_OI, bias_O)
-        return one_row(x_TI, weight_OI, one_row_tile(*weight_OI.shape), norm=norm, bias=bias_O)
+        if x_TI.shape[0] == 1:
+            return one_row(x_TI, weight_OI, one_row_tile(*weight_OI.shape), norm=norm, bias=bias_O)
+        normed_TI = self.rms_norm(x_TI, norm)
+        few = few_rows_tile(x_TI.shape[0], *weight_OI.shape, is_normed=True)
+        if few is not None:
+            return few_rows(normed_TI, weight_OI, few, bias=bias_O)
+        return functional.linear(normed_TI, weight_OI, bias_O)
 
-    def norm_swiglu(self, x_TI: Tensor, norm: Norm, gate_up: Projection) -> Tensor:
-        if x_TI.shape[0] > 1:
-            return swiglu(functional.linear(self.rms_norm(x_TI, norm), gate_up.weight, gate_up.bias))
-        outputs, inputs = gate_up.weight.shape
-        tile = one_row_tile(outputs // 2, inputs, is_swiglu=True)
-        return one_row(x_TI, gate_up.weight, tile, norm=norm, bias=gate_up.bias, is_swiglu=True)
+    def norm_activate(self, x_TI: Tensor, norm: Norm, up: Projection, activation: Activation) -> Tensor:
+        weight_UI, is_swiglu = up.weight, activation == "swiglu"
+        rows, (outputs, inputs) = x_TI.shape[0], weight_UI.shape
+        if rows == 1:
+            tile = one_row_tile(outputs // 2 if is_swiglu else outputs, inputs, is_swiglu=is_swiglu)
+            return one_row(x_TI, weight_UI, tile, norm=norm, bias=up.bias, activation=activation)
+        few = None if is_swiglu else few_rows_tile(rows, outputs, inputs, is_normed=True)
+        normed_TI = self.rms_norm(x_TI, norm)
+        if few is not None:
+            return few_rows(normed_TI, weight_UI, few, bias=up.bias, is_relu2=True)
+        return self.activate(functional.linear(normed_TI, weight_UI, up.bias), activation)
 
     def linear_add(self, x_TI: Tensor, projection: Projection, residual_TO: Tensor) -> Tensor:
         weight_OI, bias_O = projection.weight, projection.bias

@@ -1,10 +1,12 @@
 # mypy: ignore-errors
 # This is device code in Triton's language, which a Python type checker does not know.
-"""Triton kernels that stream activations: norms, SiLU, rotation and cache append. Launched by ``triton.py``.
+"""Triton kernels that stream activations: norms, activations, rotation and cache append. Launched by ``triton.py``.
 
 Capital parameters are compile-time constants. Sums are float32. Pointers are named after the tensors they point to.
 With USE_PDL a kernel may start while the one before it ends: it lets the next one do so, too, and reads and writes
 nothing but weights until ``gdc_wait`` returns, when all earlier kernels have ended. Every program must call it.
+A batch's lengths and slots, and states that only the kernel itself writes, may be read before, too: a forward begins
+with an ordinary kernel, the lookup of its tokens, so whatever came before that has ended when any later one starts.
 """
 
 from __future__ import annotations
@@ -34,6 +36,23 @@ def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr
 def silu(x):
     """``x * sigmoid(x)``, float32."""
     return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def relu2(x):
+    """The square of what is positive, 0 for the rest; NaN stays."""
+    return tl.where(x <= 0.0, 0.0, x * x)
+
+
+@triton.jit
+def relu2_kernel(x, out, total, BLOCK: tl.constexpr, USE_PDL: tl.constexpr):
+    """One program BLOCK of all elements."""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    if USE_PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    value = tl.load(x + place, mask=place < total, other=0.0).to(tl.float32)
+    tl.store(out + place, relu2(value).to(out.dtype.element_ty), mask=place < total)
 
 
 @triton.jit

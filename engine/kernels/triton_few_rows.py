@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 # This is device code in Triton's language, which a Python type checker does not know.
-"""A Triton product of 2 to 16 rows with a weight matrix, which reads the matrix once. See ``triton_products.py``.
+"""A Triton product of 2 to 32 rows with a weight matrix, which reads the matrix once. See ``triton_products.py``.
 
-Bias and residual are part of it. Capital parameters are compile-time constants.
+Bias, activation and residual are part of it. Capital parameters are compile-time constants.
 Each of the GROUPS warps multiplies inputs of its own, so no fragment is read twice and chains of dependent
 multiplications stay short. Their sums, and those of the SPLITS programs that share an output, are added in fixed order:
 a row's result is the same in every run and beside any other rows.
@@ -13,6 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from engine.kernels.triton_elementwise import relu2
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -27,6 +29,7 @@ def few_rows_kernel(
     INPUTS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    IS_RELU2: tl.constexpr,
     USE_PDL: tl.constexpr,
     PREFETCH: tl.constexpr,
     SHARE: tl.constexpr,
@@ -57,6 +60,8 @@ def few_rows_kernel(
     total = tl.sum(total, 0)
     if HAS_BIAS:
         total += tl.load(bias + n, mask=has_n, other=0.0).to(tl.float32)[None, :]
+    if IS_RELU2:
+        total = relu2(total)
     place = (tl.program_id(1) * rows + m)[:, None] * outputs + n[None, :]
     inside = has_m[:, None] & has_n[None, :]
     if HAS_RESIDUAL:

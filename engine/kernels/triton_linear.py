@@ -2,7 +2,7 @@
 # This is device code in Triton's language, which a Python type checker does not know.
 """A Triton product of one row with a weight matrix, which reads the matrix once at memory speed.
 
-Norm before, bias, SwiGLU and residual after are part of them. Capital parameters are compile-time constants.
+Norm before, bias, activation and residual after are part of them. Capital parameters are compile-time constants.
 The norm costs no pass of its own: sum(x * g * w) and sum(x * x) go along together, and the root divides the result.
 Weights may be read before ``gdc_wait``, that is while the kernel before still runs; nothing else may.
 """
@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from engine.kernels.triton_elementwise import silu
+from engine.kernels.triton_elementwise import relu2, silu
+from engine.kernels.triton_few_rows import prefetch
 
 
 @triton.jit
@@ -30,12 +31,15 @@ def one_row_kernel(
     HAS_NORM: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    IS_SWIGLU: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     USE_PDL: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    WARPS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     """One program BLOCK_N outputs of the only row; plain multiplications, all of a tile's loads in flight at once."""
+    IS_SWIGLU: tl.constexpr = ACTIVATION == "swiglu"
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     has_n = (n < outputs)[:, None]
     k = tl.arange(0, BLOCK_K)
@@ -46,6 +50,11 @@ def one_row_kernel(
     if IS_SWIGLU:
         w_up = tl.load(tile + to_up, mask=inside, other=0.0)
     if USE_PDL:
+        if PREFETCH > 0:
+            known = tl.minimum(n, outputs - 1)
+            prefetch(weight + BLOCK_K, known, INPUTS, PREFETCH, BLOCK_N, WARPS)
+            if IS_SWIGLU:
+                prefetch(weight + to_up + BLOCK_K, known, INPUTS, PREFETCH, BLOCK_N, WARPS)
         gdc_launch_dependents()
         gdc_wait()
     partial = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
@@ -75,6 +84,8 @@ def one_row_kernel(
             up += tl.load(bias + outputs + n, mask=n < outputs, other=0.0).to(tl.float32)
     if IS_SWIGLU:
         total = silu(total) * up
+    if ACTIVATION == "relu2":
+        total = relu2(total)
     if HAS_RESIDUAL:
         total += tl.load(residual + n, mask=n < outputs, other=0.0).to(tl.float32)
     tl.store(out + n, total.to(out.dtype.element_ty), mask=n < outputs)

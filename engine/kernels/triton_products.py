@@ -1,4 +1,4 @@
-"""How products of 1 to 16 rows with a weight matrix are cut into programs and launched. For CUDA.
+"""How products of 1 to 32 rows with a weight matrix are cut into programs and launched. For CUDA.
 
 Letters: T rows, I inputs, O outputs.
 """
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from engine.kernels import triton_few_rows, triton_linear
-from engine.kernels.base import Norm
+from engine.kernels.base import Activation, Norm
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product is cut into programs. What has a default is for products of a few rows only."""
+    """How a product is cut into programs. Stages and splits are for products of a few rows only."""
 
     block_n: int
     """Outputs of one program."""
@@ -30,13 +30,36 @@ class Tile:
     splits: int = 1
     """Programs that share the inputs of an output; a second kernel adds their sums."""
     prefetch: int = 0
-    """Weights of an output that a program has read into the L2 cache while the kernel before still runs."""
+    """Weights of an output that a program has read into the L2 cache while the kernel before still runs. Of a product
+    of one row: behind those of the first pass, which it then holds in registers."""
 
 
-MOST_ROWS = 16
-"""Of a product that is not left to cuBLAS."""
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Products of a few rows that are cut alike; limits belong to the range."""
+
+    tile: Tile
+    most_rows: int = 16
+    least_outputs: int = 1
+    most_outputs: int = 4096
+    least_inputs: int = 1
+
+    def fits(self, rows: int, outputs: int, inputs: int) -> bool:
+        """Whether a product is one of them."""
+        is_wide = self.least_outputs <= outputs <= self.most_outputs
+        return rows <= self.most_rows and is_wide and inputs >= self.least_inputs
+
+
+MOST_ROWS = 32
+"""That the kernel for a few rows is written for."""
 WHOLE = Tile(block_n=16, block_k=256, num_warps=4, num_stages=6, prefetch=1024)
 HALVED = Tile(block_n=16, block_k=256, num_warps=4, num_stages=6, splits=2, prefetch=4096)
+WIDE = Tile(block_n=32, block_k=256, num_warps=4, num_stages=4, prefetch=1024)
+ADDED = (Cut(HALVED, most_outputs=1536, least_inputs=2049), Cut(WHOLE))
+"""Of products that are added to the residual; the first that fits counts. All others are left to cuBLAS, whose cuts
+leave most multiprocessors without work where there are few outputs."""
+NORMED = (Cut(WIDE, least_outputs=8192, most_outputs=12288, least_inputs=3072),)
+"""The same of those behind a norm. A program a multiprocessor, 128 outputs each, is what cuBLAS has for more."""
 
 
 def one_row_tile(outputs: int, inputs: int, *, is_swiglu: bool = False) -> Tile:
@@ -51,20 +74,26 @@ def one_row_tile(outputs: int, inputs: int, *, is_swiglu: bool = False) -> Tile:
         return Tile(block_n=2 if is_swiglu else 4, block_k=2048 if inputs >= 4096 else 1024, num_warps=8)
     if inputs <= 1024:
         return Tile(block_n=4, block_k=512, num_warps=4)
-    if inputs < 4096:
+    if inputs < 2048:
         return Tile(block_n=8, block_k=2048, num_warps=8)
+    if inputs < 4096:
+        return Tile(16, 1024, 8) if inputs < 3072 else Tile(2, 1024, 4)
+    if inputs > 8192 and outputs < 4096:
+        return Tile(block_n=4, block_k=2048, num_warps=4)
     return Tile(block_n=8, block_k=1024, num_warps=4)
 
 
-def few_rows_tile(rows: int, outputs: int, inputs: int) -> Tile | None:
-    """The same for 2 rows and more; None: cuBLAS was faster.
+def few_rows_tile(rows: int, outputs: int, inputs: int, *, is_normed: bool = False) -> Tile | None:
+    """The same for 2 rows and more; None: cuBLAS was faster. SwiGLU is always left to it.
 
-    Only products of few outputs gain, which leave most multiprocessors of cuBLAS's cuts without work: those that are
-    added to the residual. With a norm before or SwiGLU after it cuBLAS and separate kernels were as fast or faster.
+    Args:
+        rows: Of the product.
+        outputs: Of the product.
+        inputs: Columns of the weight matrix.
+        is_normed: Whether a norm comes before it, else it is added to the residual.
     """
-    if rows > MOST_ROWS or outputs > 4096:
-        return None
-    return HALVED if outputs <= 1536 and inputs > 2048 else WHOLE
+    cuts = NORMED if is_normed else ADDED
+    return next((cut.tile for cut in cuts if cut.fits(rows, outputs, inputs)), None)
 
 
 def is_large(num_weights: int) -> bool:
@@ -79,13 +108,14 @@ def one_row(
     *,
     norm: Norm | None = None,
     bias: Tensor | None = None,
-    is_swiglu: bool = False,
+    activation: Activation | None = None,
     residual: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """A product that reads the weights once, with what goes before and after it; see ``triton_linear.py``."""
     inputs = x_TI.shape[1]
-    outputs = weight_OI.shape[0] // 2 if is_swiglu else weight_OI.shape[0]
+    outputs = weight_OI.shape[0] // 2 if activation == "swiglu" else weight_OI.shape[0]
+    assert not tile.prefetch or weight_OI.data_ptr() % 16 == 0, "prefetching takes pieces of 16 bytes"
     assert x_TI.shape[0] == 1, f"one row, got {x_TI.shape[0]}"
     if out is None:
         out = torch.empty((1, outputs), dtype=x_TI.dtype, device=x_TI.device)
@@ -99,7 +129,7 @@ def one_row(
         out,
         norm.eps if norm else 0.0,
         outputs,
-        **one_row_options(tile, outputs, inputs, is_swiglu=is_swiglu, **parts),
+        **one_row_options(tile, outputs, inputs, activation=activation, **parts),
     )
     return out
 
@@ -110,10 +140,11 @@ def few_rows(
     tile: Tile,
     *,
     bias: Tensor | None = None,
+    is_relu2: bool = False,
     residual: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """``x W^T + b`` + residual of 2 to 16 rows; see ``triton_few_rows.py``. ``out`` may be the residual."""
+    """``x W^T + b``, activated, + residual of 2 to 32 rows; see ``triton_few_rows.py``. ``out`` may be the residual."""
     (rows, inputs), outputs = x_TI.shape, weight_OI.shape[0]
     assert 1 < rows <= MOST_ROWS, f"2 to {MOST_ROWS} rows, got {rows}"
     assert x_TI.is_contiguous(), "elements are addressed by their place in a contiguous tensor"
@@ -121,6 +152,7 @@ def few_rows(
     if out is None:
         out = torch.empty((rows, outputs), dtype=x_TI.dtype, device=x_TI.device)
     is_split = tile.splits > 1
+    assert not (is_split and is_relu2), "only whole sums can be activated"
     after = (None, None) if is_split else (bias, residual)
     sums = torch.empty((tile.splits, rows, outputs), dtype=torch.float32, device=x_TI.device) if is_split else out
     triton_few_rows.few_rows_kernel[(-(-outputs // tile.block_n), tile.splits)](
@@ -130,6 +162,7 @@ def few_rows(
         sums,
         rows,
         outputs,
+        IS_RELU2=is_relu2,
         **few_rows_options(tile, rows, outputs, inputs, bias=after[0] is not None, residual=after[1] is not None),
     )
     return combined(sums, bias, residual, out) if is_split else out
@@ -157,15 +190,20 @@ def combined(sums_STO: Tensor, bias: Tensor | None, residual: Tensor | None, out
 
 
 def one_row_options(
-    tile: Tile, outputs: int, inputs: int, *, norm: bool, bias: bool, residual: bool, is_swiglu: bool
+    tile: Tile, outputs: int, inputs: int, *, norm: bool, bias: bool, residual: bool, activation: Activation | None
 ) -> dict[str, Any]:
     """Compile-time constants of a product of one row."""
+    is_swiglu = activation == "swiglu"
+    piece = 8 * (32 * tile.num_warps // tile.block_n)
+    ahead = min(tile.prefetch, inputs - tile.block_k) // piece * piece
     return {
         "INPUTS": inputs,
         "HAS_NORM": norm,
         "HAS_BIAS": bias,
         "HAS_RESIDUAL": residual,
-        "IS_SWIGLU": is_swiglu,
+        "ACTIVATION": activation,
+        "PREFETCH": max(0, ahead) if inputs % 8 == 0 else 0,
+        "WARPS": tile.num_warps,
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k,
         "num_warps": tile.num_warps,
@@ -185,7 +223,7 @@ def few_rows_options(tile: Tile, rows: int, outputs: int, inputs: int, *, bias: 
         "PREFETCH": min(share, tile.prefetch) if is_even else 0,
         "SHARE": share,
         "GROUPS": tile.num_warps,
-        "BLOCK_M": MOST_ROWS,
+        "BLOCK_M": max(16, power_of_two(rows)),
         "BLOCK_N": tile.block_n,
         "BLOCK_K": tile.block_k // tile.num_warps,
         "num_warps": tile.num_warps,

@@ -15,8 +15,7 @@ from engine.kernels import routing, triton_experts
 from engine.kernels.base import Activation
 from engine.kernels.experts import experts_grouped, experts_in_blocks
 from engine.kernels.routing import Routing, RoutingRule
-from engine.kernels.torch import relu2
-from engine.kernels.triton_elementwise import swiglu_kernel
+from engine.kernels.triton_elementwise import relu2_kernel, swiglu_kernel
 from engine.kernels.triton_products import overlapped, power_of_two
 
 _MOST_EXPERTS = 1024
@@ -151,5 +150,15 @@ def swiglu(gate_up: Tensor) -> Tensor:
     block = 1024
     swiglu_kernel[(out.numel() // size, -(-size // block))](
         gate_up.contiguous(), out, SIZE=size, BLOCK=block, num_warps=4, **overlapped()
+    )
+    return out
+
+
+def relu2(x: Tensor) -> Tensor:
+    """The square of what is positive."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    block = 1024
+    relu2_kernel[(-(-out.numel() // block),)](
+        x.contiguous(), out, out.numel(), BLOCK=block, num_warps=4, **overlapped()
     )
     return out

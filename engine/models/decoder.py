@@ -23,7 +23,7 @@ from engine.kernels import Kernels, make_kernels
 from engine.models.base import LayerCache, PagedState
 from engine.models.checkpoint import damaged
 from engine.models.decoder_config import FAMILIES, DecoderConfig
-from engine.models.moe import Fused, MoE
+from engine.models.moe import Fused, MoE, number_experts
 from engine.models.mtp import DraftHead, heads_present, with_heads
 from engine.models.parts import FeedForward, Linear, Placement, RMSNorm, empty, split_targets
 from engine.models.rope import RopeConfig, inverse_frequencies
@@ -101,7 +101,9 @@ class Layer(nn.Module):
     def forward(self, x_TE: Tensor, tables: tuple[Tensor, Tensor], batch: ForwardBatch, cache: LayerCache) -> Tensor:
         x_TE = self.attention(x_TE, self.attention_norm, tables, batch, cache)
         if isinstance(self.mlp, MoE):
-            return x_TE + self.mlp(self.kernels.rms_norm(x_TE, self.mlp_norm), batch.is_real_T)  # type: ignore[no-any-return]
+            normed_TE = self.kernels.rms_norm(x_TE, self.mlp_norm)
+            added_TE = self.mlp(normed_TE, batch.is_real_T, batch.shape.expert_tokens, batch.routing)
+            return x_TE + added_TE  # type: ignore[no-any-return]
         return self.mlp(x_TE, self.mlp_norm)  # type: ignore[no-any-return]
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
@@ -131,6 +133,7 @@ class DecoderModel(nn.Module):
         self.attention, self.kernels = attention, make_kernels(attention.name)
         backends = Backends(attention, self.kernels)
         self.layers = nn.ModuleList(Layer(config, layer, backends, **placement) for layer in range(config.num_layers))
+        number_experts(self.layers)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, **placement)
         self.heads = nn.ModuleList(self._make_head(backends, **placement) for _ in range(config.num_draft_heads))
         self.are_heads_optional = True

@@ -53,17 +53,22 @@ FAMILIES: dict[str, Family] = {
         defaults={"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
     ),
     "Qwen2ForCausalLM": Family(
-        qkv_bias=True, o_bias=False, windows="late", defaults={"max_position_embeddings": 32768}
+        qkv_bias=True,
+        o_bias=False,
+        windows="late",
+        defaults={"num_key_value_heads": 32, "max_position_embeddings": 32768},
     ),
     "MiMoForCausalLM": Family(
         qkv_bias=True,
         o_bias=False,
         windows="late",
         heads=mtp.MIMO,
-        defaults={"max_position_embeddings": 32768},
+        defaults={"num_key_value_heads": 32, "max_position_embeddings": 32768},
     ),
     "Qwen3ForCausalLM": Family(
-        qk_norm=True, windows="late", defaults={"max_position_embeddings": 32768, "head_dim": 128}
+        qk_norm=True,
+        windows="late",
+        defaults={"num_key_value_heads": 32, "max_position_embeddings": 32768, "head_dim": 128},
     ),
     "MixtralForCausalLM": Family(
         qkv_bias=False,
@@ -86,6 +91,7 @@ FAMILIES: dict[str, Family] = {
         windows="alternate",
         experts=moe_families.QWEN,
         defaults={
+            "num_key_value_heads": 16,
             "max_position_embeddings": 32768,
             "qkv_bias": True,
             "num_experts_per_tok": 4,
@@ -179,6 +185,8 @@ class DecoderConfig:
         keys = {**family.defaults, **{key: value for key, value in config.items() if value is not None}}
         num_heads, hidden_size = _size(keys, "num_attention_heads"), _size(keys, "hidden_size")
         num_layers = _size(keys, "num_hidden_layers")
+        if config.get("num_key_value_heads", 0) is None:
+            keys["num_key_value_heads"] = num_heads  # null is not the default here
         max_position = _size(keys, "max_position_embeddings")
         rope = rope_from_checkpoint(
             config,

@@ -25,7 +25,7 @@ from engine.models.checkpoint import damaged
 from engine.models.hybrid_config import AttentionConfig, HybridConfig, LayerKind, LayerSpec, MLPConfig
 from engine.models.hybrid_families import read_hybrid
 from engine.models.mamba2 import Mamba2Mixer, exact_dtype
-from engine.models.moe import Fused, MoE
+from engine.models.moe import Fused, MoE, number_experts
 from engine.models.mtp import NEMOTRON, DraftHead, heads_present, with_heads
 from engine.models.parts import Linear, Placement, RMSNorm, empty, split_targets
 from engine.models.rope import RopeConfig, inverse_frequencies
@@ -86,10 +86,7 @@ class MLP(nn.Module):
 
     def forward(self, x_TE: Tensor, norm: RMSNorm) -> Tensor:
         """What goes into ``out``; [T, F]."""
-        if self.config.activation == "swiglu":
-            return self.kernels.norm_swiglu(x_TE, norm, self.up)
-        up_TF = self.kernels.norm_linear(x_TE, norm, self.up.weight, self.up.bias)
-        return self.kernels.activate(up_TF, self.config.activation)
+        return self.kernels.norm_activate(x_TE, norm, self.up, self.config.activation)
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
         """Where each checkpoint tensor goes."""
@@ -124,7 +121,8 @@ class ResidualLayer(nn.Module):
         """
         mixer = self.mixer
         if isinstance(mixer, MoE):
-            return self._add(mixer(self.kernels.rms_norm(x_TE, self.norm), batch.is_real_T), x_TE)
+            normed_TE = self.kernels.rms_norm(x_TE, self.norm)
+            return self._add(mixer(normed_TE, batch.is_real_T, batch.shape.expert_tokens, batch.routing), x_TE)
         if isinstance(mixer, MLP):
             inner = mixer(x_TE, self.norm)
         elif isinstance(mixer, Mamba2Mixer):
@@ -177,6 +175,7 @@ class HybridModel(nn.Module):
         self.ssm = make_ssm(wanted, placement["device"].type, placement["dtype"])
         backends = Backends(attention, self.kernels, self.ssm)
         self.layers = nn.ModuleList(ResidualLayer(spec, config, backends, **placement) for spec in config.layers)
+        number_experts(self.layers)
         self.norm = RMSNorm(config.hidden_size, config.norm_eps, **placement)
         self.heads = nn.ModuleList(self._make_head(head, backends, **placement) for head in config.draft_heads)
         self.are_heads_optional = True
@@ -310,6 +309,7 @@ class HybridModel(nn.Module):
         return logits_LV if self.config.logits_divisor == 1.0 else logits_LV / self.config.logits_divisor
 
     def _embedded(self, batch: ForwardBatch) -> Tensor:
+        """An ordinary kernel, which Triton kernels behind it rely on; see ``engine/kernels/triton_elementwise.py``."""
         x_TE = functional.embedding(batch.token_ids_T, self.embedding)
         return x_TE if self.config.embedding_multiplier == 1.0 else x_TE * self.config.embedding_multiplier
 

@@ -32,18 +32,27 @@ def read_hybrid(config: Mapping[str, Any]) -> HybridConfig:
         raise CheckpointError(f"config.json: {architecture} is not one of {', '.join(FAMILIES)}")
     if config.get("quantization_config"):
         raise CheckpointError("config.json: quantization_config asks for quantised weights, which are not supported")
-    return read(Keys({key: value for key, value in config.items() if value is not None}))
+    given = {key: value for key, value in config.items() if value is not None}
+    if config.get("num_key_value_heads", 0) is None and "num_attention_heads" in given:
+        given["num_key_value_heads"] = given["num_attention_heads"]  # null is not the default here
+    return read(Keys(given))
 
 
 def _attention(
-    keys: Keys, *, rope: RopeConfig | None, bias: bool, scale: float | None = None, default_head_dim: int | None = None
+    keys: Keys,
+    *,
+    rope: RopeConfig | None,
+    bias: bool,
+    scale: float | None = None,
+    default_head_dim: int | None = None,
+    default_kv_heads: int | None = None,
 ) -> AttentionConfig:
     heads = keys.size("num_attention_heads", default=32)
     usual = default_head_dim or max(1, keys.size("hidden_size") // heads)
     head_dim = keys.size("head_dim", "attention_head_dim", default=usual)
     return AttentionConfig(
         num_heads=heads,
-        num_kv_heads=keys.size("num_key_value_heads", default=heads),
+        num_kv_heads=keys.size("num_key_value_heads", default=default_kv_heads or heads),
         head_dim=head_dim,
         scale=head_dim**-0.5 if scale is None else scale,
         rope=rope,
@@ -96,6 +105,8 @@ def _one_mixer_layers(kinds: list[LayerKind]) -> tuple[LayerSpec, ...]:
 _PATTERN = {"M": LayerKind.MAMBA, "*": LayerKind.ATTENTION, "-": LayerKind.MLP, "E": LayerKind.MOE}
 _OLD_NAMES = {"mamba": LayerKind.MAMBA, "attention": LayerKind.ATTENTION}
 """What transformers before 5.20 or so called two kinds of layers."""
+_USUAL_HEAD = [LayerKind.ATTENTION, LayerKind.MOE]
+"""Layers of a draft head of Nemotron-H whose file says nothing."""
 
 
 def _layer_kinds(names: list[str]) -> list[LayerKind]:
@@ -124,16 +135,28 @@ def _nemotron_kinds(keys: Keys) -> list[LayerKind]:
 def _nemotron_heads(keys: Keys) -> tuple[tuple[LayerSpec, ...], ...]:
     """MTP heads: each a pattern of layers, those of all heads numbered through."""
     count = keys.size("num_nextn_predict_layers") if keys.get("num_nextn_predict_layers") else 0
-    pattern = keys.get("mtp_hybrid_override_pattern", default="*E")
+    kinds = _nemotron_head_kinds(keys)
+    layers = [
+        LayerSpec(kind=kind, norm=f"mtp.layers.{i}.norm.weight", mixer=f"mtp.layers.{i}.mixer")
+        for i, kind in enumerate(kinds * count)
+    ]
+    return tuple(tuple(layers[i : i + len(kinds)]) for i in range(0, len(layers), len(kinds)))
+
+
+def _nemotron_head_kinds(keys: Keys) -> list[LayerKind]:
+    """The list of transformers 5, which writes it into every file: one that is the default gives way to a pattern."""
+    names, pattern = keys.get("mtp_layers_block_type"), keys.get("mtp_hybrid_override_pattern")
+    if isinstance(names, list) and names:
+        kinds = _layer_kinds(names)
+        if pattern is None or kinds != _USUAL_HEAD:
+            return kinds
+    if pattern is None:
+        return _USUAL_HEAD
     if not isinstance(pattern, str) or not pattern or not set(pattern) <= set(_PATTERN):
         raise CheckpointError(
             f"config.json: mtp_hybrid_override_pattern must be made of {' '.join(_PATTERN)}, got {pattern!r}"
         )
-    layers = [
-        LayerSpec(kind=_PATTERN[letter], norm=f"mtp.layers.{i}.norm.weight", mixer=f"mtp.layers.{i}.mixer")
-        for i, letter in enumerate(pattern * count)
-    ]
-    return tuple(tuple(layers[i : i + len(pattern)]) for i in range(0, len(layers), len(pattern)))
+    return [_PATTERN[letter] for letter in pattern]
 
 
 def _nemotron_h(keys: Keys) -> HybridConfig:
@@ -166,7 +189,9 @@ def _nemotron_h(keys: Keys) -> HybridConfig:
             norm_eps=eps,
             dt_limits=keys.limits(),
         ),
-        attention=_attention(keys, rope=None, bias=False, default_head_dim=128) if LayerKind.ATTENTION in has else None,
+        attention=_attention(keys, rope=None, bias=False, default_head_dim=128, default_kv_heads=8)
+        if LayerKind.ATTENTION in has
+        else None,
         mlp=MLPConfig(
             size=keys.size("intermediate_size"), activation="relu2", up=("up_proj",), down="down_proj", bias=mlp_bias
         )
@@ -179,7 +204,7 @@ def _nemotron_h(keys: Keys) -> HybridConfig:
             shared_down="shared_experts.down_proj",
             whole_up="experts.up_proj",
         ),
-        tie_word_embeddings=keys.is_on("tie_word_embeddings"),
+        tie_word_embeddings=False,  # transformers ties nothing in this family, whatever the key says
     )
 
 
@@ -247,8 +272,9 @@ def _bamba(keys: Keys) -> HybridConfig:
     if not attending <= set(range(layers)):
         raise CheckpointError(f"config.json: attn_layer_indices must be below {layers}, got {sorted(attending)}")
     kinds = [LayerKind.ATTENTION if number in attending else LayerKind.MAMBA for number in range(layers)]
-    # The factor is fixed in the released code, whatever a file says.
-    rope = rope_from_checkpoint({**keys.values, **_without_partial(keys)}, max_position, default_partial=0.5)
+    # A factor outside of the RoPE keys is not read: the released code has it fixed, and transformers 5 puts it there.
+    rope_keys = {key: value for key, value in keys.values.items() if key != "partial_rotary_factor"}
+    rope = rope_from_checkpoint(rope_keys, max_position, default_partial=0.5)
     return HybridConfig(
         architecture=keys.architecture(),
         vocab_size=keys.size("vocab_size"),
@@ -259,7 +285,9 @@ def _bamba(keys: Keys) -> HybridConfig:
         embedding_name="model.embed_tokens.weight",
         final_norm_name="model.final_layernorm.weight",
         mamba=_two_branch_mixer(keys, eps),
-        attention=_attention(keys, rope=rope, bias=keys.is_on("attention_bias")) if attending else None,
+        attention=_attention(keys, rope=rope, bias=keys.is_on("attention_bias"), default_kv_heads=8)
+        if attending
+        else None,
         mlp=MLPConfig(
             size=keys.size("intermediate_size"),
             activation="swiglu",
@@ -269,15 +297,6 @@ def _bamba(keys: Keys) -> HybridConfig:
         ),
         tie_word_embeddings=keys.is_on("tie_word_embeddings"),
     )
-
-
-def _without_partial(keys: Keys) -> dict[str, Any]:
-    """RoPE keys of the file without ``partial_rotary_factor``."""
-    found: dict[str, Any] = {"partial_rotary_factor": None}
-    for name in ("rope_parameters", "rope_scaling"):
-        if keys.get(name):
-            found[name] = {key: value for key, value in keys.get(name).items() if key != "partial_rotary_factor"}
-    return found
 
 
 def _granite(keys: Keys) -> HybridConfig:

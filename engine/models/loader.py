@@ -23,6 +23,7 @@ from engine.models.decoder_config import architecture_of
 from engine.models.gguf_file import GGUFFile
 from engine.models.registry import model_class
 from engine.models.shapes import fill_randomly, shape_config
+from engine.parallel.shard import Shard, building
 from engine.tokenizer import Tokenizer
 
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
@@ -84,6 +85,7 @@ def load_model(
     ssm: str = "auto",
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
+    shard: Shard | None = None,
 ) -> LoadedModel:
     """Load a model and its tokenizer. Blocks until the weights are on the device.
 
@@ -94,10 +96,18 @@ def load_model(
         ssm: Backend name of state-space layers, see :func:`engine.ssm.make_ssm`; models without such take any.
         dtype: Weights and activations. None: bfloat16 on CUDA, float32 elsewhere.
         device: None: the CPU.
+        shard: Which experts it keeps of each layer; None: all.
 
     Raises:
         CheckpointError: Anything about the checkpoint is missing, damaged or unsupported; one line that names the file.
     """
+    with building(shard):
+        return _load(path_or_name, attention=attention, ssm=ssm, dtype=dtype, device=device)
+
+
+def _load(
+    path_or_name: str | Path, *, attention: str, ssm: str, dtype: torch.dtype | None, device: torch.device | None
+) -> LoadedModel:
     name = str(path_or_name)
     options: LoadOptions = {"attention": attention, "dtype": dtype, "device": device or torch.device("cpu")}
     if ssm != "auto":

@@ -17,7 +17,7 @@ from engine.errors import CheckpointError
 from engine.kernels import Kernels
 from engine.models.base import PLAIN_STATES, LayerCache, SlotState, StateOptions
 from engine.models.parts import Linear, Placement, RMSNorm, empty, split_targets
-from engine.ssm.base import NO_LIMITS, KeptInputs, ScanInputs, ScanWeights, StateSpace
+from engine.ssm.base import NO_LIMITS, KeptInputs, MixedParts, MixerWeights, ScanWeights, StateSpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,19 +107,17 @@ class Mamba2Mixer(nn.Module):
         config = self.config
         conv_state, ssm_state, *kept = cache
         projected = self.kernels.norm_linear(x_TE, norm, self.project.weight, self.project.bias)
-        gate_TI, mixed_TC, dt_TH = projected.split((config.inner_size, config.conv_channels, config.num_heads), dim=1)
-        mixed_TC = self.ssm.conv(mixed_TC, self.conv_weight, self.conv_bias, conv_state, batch)
-        in_groups = config.num_groups * config.state_size
-        x_TI, B_TGS, C_TGS = mixed_TC.split((config.inner_size, in_groups, in_groups), dim=1)
-        inputs = ScanInputs(
-            x_TI.unflatten(1, (config.num_heads, -1)),
-            dt_TH,
-            B_TGS.unflatten(1, (config.num_groups, -1)),
-            C_TGS.unflatten(1, (config.num_groups, -1)),
+        sizes = (config.inner_size, config.conv_channels, config.num_heads)
+        parts = MixedParts(*projected.split(sizes, dim=1))
+        weights = MixerWeights(
+            self.conv_weight,
+            self.conv_bias,
+            ScanWeights(self.a_log, self.d, self.dt_bias, config.dt_limits),
+            self.norm.weight,
+            config.num_groups,
+            config.norm_eps,
         )
-        weights = ScanWeights(self.a_log, self.d, self.dt_bias, config.dt_limits)
-        y_TI = self.ssm.scan(inputs, weights, ssm_state, batch, KeptInputs(*kept) if kept else None).flatten(1)
-        return self.ssm.gated_norm(y_TI, gate_TI, self.norm.weight, config.num_groups, config.norm_eps)
+        return self.ssm.mix(parts, weights, conv_state, ssm_state, batch, KeptInputs(*kept) if kept else None)
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
         """Where each checkpoint tensor goes."""

@@ -13,11 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from engine.batch import RoutingTape
 from engine.errors import CheckpointError
 from engine.kernels import Activation, Kernels
 from engine.kernels.routing import Routing as Routing  # part of a MoEConfig, so it can be had from here as well
-from engine.kernels.routing import RoutingRule, wide
+from engine.kernels.routing import RoutingRule, weights_at, wide
 from engine.models.parts import Linear, Placement, empty, split_targets
+from engine.models.weights import entry_of, whole_of
+from engine.parallel.dispatch import Dispatch
+from engine.parallel.shard import WHOLE, current_shard
 
 Fused = dict[str, tuple[Tensor, tuple[str, ...]]]
 """Names a checkpoint may hold instead: the tensor's destination, and the names it stands for."""
@@ -123,48 +127,99 @@ class Router(nn.Module):
         self.weight = empty(config.num_experts, config.hidden_size, **placement)
         self.correction_bias = empty(config.num_experts, **placement) if is_sigmoid else None
 
-    def forward(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers of the experts, [T, K] int64, best first, and their weights, [T, K] in float32 or float64."""
+    def forward(self, x_TE: Tensor, given_TK: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Numbers of the experts, [T, K] int64, best first, and their weights, [T, K] in float32 or float64.
+
+        Args:
+            x_TE: Tokens.
+            given_TK: Experts to take instead, in this order; negative for tokens whose experts are chosen.
+        """
         if self.correction_bias is None:
             score_TX = self.kernels.linear(x_TE, self.weight)
         else:
             score_TX = functional.linear(x_TE.to(self.weight.dtype), self.weight)
-        return self.kernels.route(score_TX, self.correction_bias, self.rule)
+        ids_TK, weights_TK = self.kernels.route(score_TX, self.correction_bias, self.rule)
+        if given_TK is None:
+            return ids_TK, weights_TK
+        is_given_T1 = given_TK[:, :1] >= 0
+        ids_TK = torch.where(is_given_T1, given_TK.to(ids_TK.dtype), ids_TK)
+        return ids_TK, torch.where(is_given_T1, weights_at(score_TX, ids_TK, self.rule), weights_TK)
 
 
 class Experts(nn.Module):
-    """The weights of all experts of a layer, fused: ``up`` [X, U, I], gates before ups; ``down`` [X, I, F]."""
+    """The weights of a layer's experts, fused: ``up`` [X, U, I], gates before ups; ``down`` [X, I, F].
+
+    With other ranks X counts this rank's experts only (:func:`engine.parallel.shard.building`), and :attr:`dispatch`
+    takes tokens to those of the others.
+    """
+
+    dispatch: Dispatch | None = None
+    """Set by the engine that runs the model."""
 
     def __init__(self, config: MoEConfig, kernels: Kernels, **placement: Unpack[Placement]) -> None:
         super().__init__()
         self.kernels = kernels
         self.activation: Activation = config.activation
-        self.up = empty(config.num_experts, first_rows(config, config.expert_size), config.input_size, **placement)
-        self.down = empty(config.num_experts, config.input_size, config.expert_size, **placement)
+        self.num_experts, self.shard = config.num_experts, current_shard()
+        self.part = self.shard.part(config.num_experts)
+        """Numbers of those that are here."""
+        count = len(self.part)
+        self.up = empty(count, first_rows(config, config.expert_size), config.input_size, **placement)
+        self.down = empty(count, config.input_size, config.expert_size, **placement)
 
-    def forward(self, x_TI: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
-        """[T, I]: for each token the sum of its experts' results, times their weights."""
+    def forward(
+        self,
+        x_TI: Tensor,
+        ids_TK: Tensor,
+        weights_TK: Tensor,
+        is_real_T: Tensor | None = None,
+        expert_tokens: int = 0,
+    ) -> Tensor:
+        """[T, I]: for each token the sum of its experts' results, times their weights.
+
+        Args:
+            x_TI: Tokens.
+            ids_TK: Their experts, of all there are.
+            weights_TK: Their weights.
+            is_real_T: As :meth:`MoE.forward`; with other ranks padding goes to no expert.
+            expert_tokens: See :class:`engine.batch.BatchShape`.
+        """
+        if self.dispatch is not None:
+            return self.dispatch(x_TI, ids_TK, weights_TK, is_real_T, expert_tokens, self.compute)
+        assert self.shard.size == 1, "a model with a part of the experts is run by an engine that knows the others"
+        return self.compute(x_TI, ids_TK, weights_TK)
+
+    def compute(self, x_TI: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
+        """The same with experts that are here; ``ids`` count from the first of them."""
         return self.kernels.experts(x_TI, ids_TK, weights_TK, self.up, self.down, self.activation)
+
+    def _wholes(self, names: MoENames) -> list[tuple[str, Tensor]]:
+        """Each projection of all experts; what is not here is a stand-in."""
+        ups = self.up.data.split(self.up.shape[1] // len(names.up), dim=1)
+        local = [*ups, self.down.data]
+        if self.shard != WHOLE:
+            local = [whole_of(one, self.num_experts, self.part.start) for one in local]
+        return list(zip((*names.up, names.down), local, strict=True))
 
     def targets(self, prefix: str, names: MoENames) -> dict[str, Tensor]:
         """Where each checkpoint tensor goes."""
-        ups = self.up.data.split(self.up.shape[1] // len(names.up), dim=1)
         found: dict[str, Tensor] = {}
-        for name, whole in zip((*names.up, names.down), (*ups, self.down.data), strict=True):
+        for name, whole in self._wholes(names):
             if "{}" in name:
-                found.update((f"{prefix}.{name.format(number)}", one) for number, one in enumerate(whole))
+                numbers = range(self.num_experts)
+                found.update((f"{prefix}.{name.format(number)}", entry_of(whole, number)) for number in numbers)
             else:
                 found[f"{prefix}.{name}"] = whole
         return found
 
     def fused(self, prefix: str, names: MoENames) -> Fused:
         """What may stand in place of those, see :data:`Fused`."""
-        numbers = range(self.up.shape[0])
+        numbers = range(self.num_experts)
+        up, down = self.up.data, self.down.data
+        if self.shard != WHOLE:
+            up, down = (whole_of(one, self.num_experts, self.part.start) for one in (up, down))
         found: Fused = {}
-        for whole_name, whole, parts in (
-            (names.whole_up, self.up.data, names.up),
-            (names.whole_down, self.down.data, (names.down,)),
-        ):
+        for whole_name, whole, parts in ((names.whole_up, up, names.up), (names.whole_down, down, (names.down,))):
             if whole_name is not None:
                 stands_for = tuple(f"{prefix}.{part.format(number)}" for number in numbers for part in parts)
                 found[f"{prefix}.{whole_name}"] = (whole, stands_for)
@@ -214,6 +269,8 @@ class MoE(nn.Module):
     A model with such layers has ``wants_real_tokens = True``, so that its batches say which tokens are padding.
     """
 
+    number: int | None
+    """Its place among the model's layers with experts, see :func:`number_experts`; None in draft heads."""
     load_X: Tensor | None
     """[X] int64 on the device: tokens sent to each expert so far. None: not counted. See :func:`count_expert_load`."""
 
@@ -223,7 +280,7 @@ class MoE(nn.Module):
         super().__init__()
         if config.is_shared_gated and config.has_bias:
             raise CheckpointError("config.json: a gated shared expert with biases is not supported")
-        self.config, self.names = config, names or MoENames()
+        self.config, self.names, self.number = config, names or MoENames(), None
         self.router = Router(config, kernels, **placement)
         self.experts = Experts(config, kernels, **placement)
         self.shared = SharedExpert(config, kernels, **placement) if config.shared_size else None
@@ -233,20 +290,32 @@ class MoE(nn.Module):
         self.latent_out = None if sizes[1] is None else Linear(sizes[1], sizes[0], bias=config.has_bias, **placement)
         self.register_buffer("load_X", None, persistent=False)
 
-    def forward(self, x_TE: Tensor, is_real_T: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x_TE: Tensor,
+        is_real_T: Tensor | None = None,
+        expert_tokens: int = 0,
+        routing: RoutingTape | None = None,
+    ) -> Tensor:
         """The experts' sum, [T, E], without residual.
 
         Args:
             x_TE: Normed tokens, padding included; a token's result depends on no other token.
             is_real_T: [T] bool, False for padding, which is computed but not counted. None: all are real.
+            expert_tokens: With other ranks, see :class:`engine.batch.BatchShape`.
+            routing: Where the choices are noted, and may be told; layers without a number leave it alone.
         """
-        ids_TK, weights_TK = self.router(x_TE)
+        if routing is None or self.number is None:
+            ids_TK, weights_TK = self.router(x_TE)
+        else:
+            ids_TK, weights_TK = self.router(x_TE, routing.given_to(self.number))
+            routing.note(self.number, ids_TK)
         if self.load_X is not None:
             ids_TK = counted(self.load_X, ids_TK, is_real_T)
         x_TI = x_TE
         if self.latent_in is not None:
             x_TI = self.kernels.linear(x_TE, self.latent_in.weight, self.latent_in.bias)
-        out_TE: Tensor = self.experts(x_TI, ids_TK, weights_TK)
+        out_TE: Tensor = self.experts(x_TI, ids_TK, weights_TK, is_real_T, expert_tokens)
         if self.latent_out is not None:
             out_TE = self.kernels.linear(out_TE, self.latent_out.weight, self.latent_out.bias)
         return out_TE if self.shared is None else self.shared(x_TE, out_TE)
@@ -271,6 +340,16 @@ class MoE(nn.Module):
             stands_for = (f"{prefix}.{self.names.router}",)
             found[f"{prefix}.{self.names.router_too}"] = (self.router.weight.data, stands_for)
         return found
+
+
+def number_experts(layers: nn.Module) -> None:
+    """Number the layers with experts of a model from 0, in order, so that their choices can be recorded and replayed.
+
+    Args:
+        layers: All of them, without draft heads: these choose anew in every pass.
+    """
+    for number, layer in enumerate(module for module in layers.modules() if isinstance(module, MoE)):
+        layer.number = number
 
 
 def counted(load_X: Tensor, ids_TK: Tensor, is_real_T: Tensor | None) -> Tensor:

@@ -8,6 +8,8 @@ every dtype, and a step costs well under a millisecond. For tests of scheduling 
 int64 arithmetic. It is compared with that of the tokens in the cache: while they agree the logits are ``oracle``'s, and
 a token that enters it twice, or not at all, or in another order, changes them. ``oracle-mtp`` has three draft heads
 besides, which foresee the model's tokens exactly if every hidden state and entry that they read is the right one.
+``oracle-moe`` has 8 experts in the model and in each of its three heads; a token that comes to a wrong one, or whose
+result does not come back, changes the logits as well.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from torch import Tensor, nn
 from engine.batch import ForwardBatch
 from engine.models.base import PLAIN_STATES, LayerCache, LayerState, PagedState, SlotState, StateOptions
 from engine.models.loader import LoadedModel
+from engine.parallel.dispatch import Dispatch
+from engine.parallel.shard import current_shard
 
 _MIX_TOKEN, _MIX_POSITION, _MIX_PLACE, _MIX_VOCAB = 2654435761, 40503, 2246822519, 3266489917
 _MASK = (1 << 31) - 1
@@ -44,8 +48,16 @@ class OracleModel(nn.Module):
         is_recurrent: bool = False,
         num_draft_heads: int = 0,
         skill: Skill = "mixed",
+        num_experts: int = 0,
     ):
         super().__init__()
+        self.num_experts = num_experts
+        self.wants_real_tokens = num_experts > 0
+        self.shard = current_shard()
+        self.part = self.shard.part(num_experts)
+        if num_experts:
+            self.dispatch: Dispatch | None = None
+            """Set by the engine; takes tokens to the experts of other ranks."""
         self.num_draft_heads = num_draft_heads
         self.hidden_size = 3
         """Of a token: what the row hashes to up to it, how far its state is astray, and the sum that heads check."""
@@ -99,15 +111,37 @@ class OracleModel(nn.Module):
         last_T = (before_T + token_T).clamp(0, num_keys - 1)
         prefix_T = prefix_NP.index_select(0, row_T).gather(1, last_T[:, None])[:, 0]
         astray_T = torch.zeros_like(prefix_T)
+        if self.num_experts:
+            astray_T = self._expert_error(batch, seed=1).index_select(0, token_T)
         if self.is_recurrent:
             rolled_T = self._roll(batch, *caches[1]).index_select(0, token_T)
-            astray_T = rolled_T - self._rolled_from(read_NP2[..., 0], row_T, last_T)
+            astray_T = astray_T + rolled_T - self._rolled_from(read_NP2[..., 0], row_T, last_T)
         if not self.num_draft_heads:
             return self._logits(prefix_T, astray_T), prefix_T
         tally_NP = _tally(read_NP2[..., 0]).cumsum(dim=1)
         tally_T = tally_NP.index_select(0, row_T).gather(1, last_T[:, None])[:, 0]
         hidden_T3 = torch.stack([prefix_T, astray_T, tally_T], dim=1)
         return self.draft_logits(-1, hidden_T3.index_select(0, batch.logits_idx_L)), hidden_T3
+
+    def _expert_error(self, batch: ForwardBatch, seed: int) -> Tensor:
+        """[T] what two experts of each token, wherever they are, come to, less what they should; 0 if all is right."""
+        key_T = _mix(_mix(batch.token_ids_T * _MIX_TOKEN + batch.positions_T * _MIX_POSITION + seed) + 11)
+        first_T = key_T % self.num_experts
+        second_T = (first_T + 1 + (key_T >> 8) % (self.num_experts - 1)) % self.num_experts
+        ids_T2, x_T1 = torch.stack([first_T, second_T], dim=1), key_T[:, None]
+        weights_T2 = 1 + torch.stack([key_T >> 4, key_T >> 12], dim=1) % 7
+        expected_T1 = _expert_sums(x_T1, ids_T2, weights_T2)
+        if self.dispatch is None:
+            found_T1 = _expert_sums(x_T1, ids_T2, weights_T2)
+        else:
+            found_T1 = self.dispatch(
+                x_T1, ids_T2, weights_T2, batch.is_real_T, batch.shape.expert_tokens, self._compute_experts
+            )
+        error_T = (found_T1 - expected_T1)[:, 0]
+        return error_T if batch.is_real_T is None else torch.where(batch.is_real_T, error_T, 0)
+
+    def _compute_experts(self, x_T1: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
+        return _expert_sums(x_T1, ids_TK + self.part.start, weights_TK)
 
     def _logits(self, prefix_L: Tensor, astray_L: Tensor) -> Tensor:
         mixed_LV = _mix(_mix(prefix_L + astray_L)[:, None] + self.get_buffer("vocab_V"))
@@ -137,6 +171,8 @@ class OracleModel(nn.Module):
         is_sound_T = (is_next_NP.index_select(0, batch.row_T) | ~is_read_TP).all(dim=1)
         own_T = _mix(_mix(token_T * _MIX_TOKEN + position_T * _MIX_POSITION + 1) + position_T * _MIX_PLACE)
         prefix_T = before_TE[:, 0] + own_T + torch.where(is_sound_T, 0, 1)
+        if self.num_experts:
+            prefix_T = prefix_T + self._expert_error(batch, seed=head + 2)
         return torch.stack([prefix_T, before_TE[:, 1], before_TE[:, 2] + _tally(token_T)], dim=1)
 
     def draft_logits(self, head: int, hidden_LE: Tensor) -> Tensor:
@@ -203,6 +239,11 @@ def _replayed(batch: ForwardBatch, hash_V: Tensor, kept: Tensor) -> Tensor:
     return hash_V
 
 
+def _expert_sums(x_T1: Tensor, ids_TK: Tensor, weights_TK: Tensor) -> Tensor:
+    """[T, 1]: an expert's result is a hash of its number and the token's."""
+    return (_mix(x_T1 + (ids_TK + 1) * _MIX_PLACE) * weights_TK).sum(1, keepdim=True)
+
+
 def _tally(token_ids: Tensor) -> Tensor:
     return _mix(token_ids * _MIX_TOKEN + 5)
 
@@ -254,6 +295,13 @@ def load_oracle_mtp(
 ) -> LoadedModel:
     """The model behind the name ``oracle-mtp``: as ``oracle-hybrid``, with three draft heads."""
     return _loaded("oracle-mtp", OracleModel(device=device, is_recurrent=True, num_draft_heads=3))
+
+
+def load_oracle_moe(
+    *, attention: str, dtype: torch.dtype | None, device: torch.device, ssm: str = "auto"
+) -> LoadedModel:
+    """The model behind the name ``oracle-moe``: as ``oracle-mtp``, with experts."""
+    return _loaded("oracle-moe", OracleModel(device=device, is_recurrent=True, num_draft_heads=3, num_experts=8))
 
 
 def _loaded(name: str, model: OracleModel) -> LoadedModel:

@@ -57,7 +57,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x_TE: Tensor, norm: RMSNorm) -> Tensor:
         """``x`` plus the feed-forward of ``norm`` of x."""
-        return self.kernels.linear_add(self.kernels.norm_swiglu(x_TE, norm, self.gate_up), self.down, x_TE)
+        inner_TF = self.kernels.norm_activate(x_TE, norm, self.gate_up, "swiglu")
+        return self.kernels.linear_add(inner_TF, self.down, x_TE)
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
         """Where each checkpoint tensor goes."""

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from engine.errors import CheckpointError
+from engine.models.moe import Experts
 
 _SEED = 20240229
 """One seed for all shapes: a shape's weights are the same in every run on the same kind of device."""
@@ -212,12 +213,25 @@ def fill_randomly(model: nn.Module) -> None:
     Mamba2's A is -1 to -16 and its time steps 0.001 to 0.1, as where its training starts: some heads forget in a few
     tokens, some in thousands.
     """
+    wholes = {
+        id(parameter): (module.num_experts, module.part.start)
+        for module in model.modules()
+        if isinstance(module, Experts) and module.shard.size > 1
+        for parameter in module.parameters()
+    }
     generators: dict[torch.device, torch.Generator] = {}
     for name, parameter in model.named_parameters():
         device = parameter.device
         generator = generators.setdefault(device, torch.Generator(device).manual_seed(_SEED))
         if parameter.dim() >= 2:
-            parameter.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+            whole = wholes.get(id(parameter))
+            scale = parameter.shape[-1] ** -0.5
+            if whole is None:
+                parameter.normal_(0.0, scale, generator=generator)
+            else:  # the same values on every rank as on one that holds all experts
+                size, first = whole
+                full = parameter.new_empty((size, *parameter.shape[1:])).normal_(0.0, scale, generator=generator)
+                parameter.copy_(full[first : first + parameter.shape[0]])
         elif name.endswith("a_log"):
             parameter.uniform_(1.0, 16.0, generator=generator).log_()
         elif name.endswith("dt_bias"):  # softplus of it is the time step where the projection gives 0

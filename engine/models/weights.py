@@ -46,6 +46,44 @@ class Refillable(Protocol):
         ...
 
 
+class WholeOf(Tensor):
+    """Stands in for a tensor of which only neighbouring entries of the first dimension are here; has no memory."""
+
+    part: Tensor
+    """Those that are."""
+    first: int
+    """The number of the first of them."""
+
+
+def whole_of(part: Tensor, size: int, first: int) -> Tensor:
+    """A target for the whole tensor, [size, ...], of which ``part`` is kept; an entry of it is a target as well.
+
+    Entries that are not kept are copied nowhere: a checkpoint must hold them, and hold them rightly.
+    """
+    whole = torch.empty((size, *part.shape[1:]), dtype=part.dtype, device="meta").as_subclass(WholeOf)
+    whole.part, whole.first = part, first
+    return whole
+
+
+def entry_of(whole: Tensor, number: int) -> Tensor:
+    """The target for one entry of a whole tensor."""
+    if not isinstance(whole, WholeOf):
+        return whole[number]
+    place = number - whole.first
+    if 0 <= place < whole.part.shape[0]:
+        return whole.part[place]
+    return torch.empty(whole.shape[1:], dtype=whole.dtype, device="meta")
+
+
+def fill_target(target: Tensor, tensor: Tensor) -> None:
+    """Copy ``tensor`` to its target, or what is kept of it."""
+    with torch.no_grad():
+        if isinstance(target, WholeOf):
+            target.part.copy_(tensor[target.first : target.first + target.part.shape[0]])
+        elif not target.is_meta:
+            target.copy_(tensor)
+
+
 def weight_targets(module: nn.Module) -> dict[str, Tensor]:
     """Every parameter and stored buffer of ``module`` by name: what :func:`fill_weights` fills by default."""
     return {name: tensor.data for name, tensor in module.state_dict(keep_vars=True).items()}
@@ -71,8 +109,7 @@ def fill_weights(
     places = targets if isinstance(targets, WeightTargets) else WeightTargets(targets, ignored)
     absent = dict.fromkeys(places.targets)
     for target, tensor in _matched(places, weights, absent):
-        with torch.no_grad():
-            target.copy_(tensor)
+        fill_target(target, tensor)
     return frozenset(absent)
 
 

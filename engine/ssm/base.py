@@ -63,6 +63,27 @@ class ScanWeights(NamedTuple):
     """Least and greatest time step behind softplus."""
 
 
+class MixerWeights(NamedTuple):
+    """What a mixer between its projections has of parameters."""
+
+    conv_weight_CK: Tensor
+    conv_bias_C: Tensor | None
+    scan: ScanWeights
+    norm_weight_I: Tensor
+    num_groups: int
+    """G, of the scan and of the norm."""
+    norm_eps: float
+
+
+class MixedParts(NamedTuple):
+    """What a mixer's first projection gives: rows of neighbouring elements, possibly part of a wider tensor."""
+
+    gate_TI: Tensor
+    conv_TC: Tensor
+    """Inputs of the convolution: x of all heads, B of all groups, C of all groups."""
+    dt_TH: Tensor
+
+
 class StateSpace(Protocol):
     """One backend. Every call only enqueues work, branches on ``batch.shape`` alone, and can be captured in a graph.
 
@@ -115,6 +136,55 @@ class StateSpace(Protocol):
         """
         ...
 
+    def mix(
+        self,
+        parts: MixedParts,
+        weights: MixerWeights,
+        conv_state: Tensor,
+        ssm_state: Tensor,
+        batch: ForwardBatch,
+        kept: KeptInputs | None = None,
+    ) -> Tensor:
+        """All three, one after the other, as a mixer needs them: :func:`mix_by_parts`, in fewer kernels where it pays.
+
+        Args:
+            parts: Of all tokens.
+            weights: Of the layer.
+            conv_state: As for ``conv``.
+            ssm_state: As for ``scan``.
+            batch: Rows and their slots.
+            kept: As for ``scan``.
+
+        Returns:
+            What goes into the mixer's last projection, [T, I], contiguous.
+        """
+        ...
+
     def gated_norm(self, y_TI: Tensor, gate_TI: Tensor, weight_I: Tensor, num_groups: int, eps: float) -> Tensor:
         """``y * silu(gate)``, RMS-normed over each of ``num_groups`` equal parts of I, times ``weight``; [T, I]."""
         ...
+
+
+def mix_by_parts(
+    ssm: StateSpace,
+    parts: MixedParts,
+    weights: MixerWeights,
+    conv_state: Tensor,
+    ssm_state: Tensor,
+    batch: ForwardBatch,
+    kept: KeptInputs | None = None,
+) -> Tensor:
+    """Convolution, scan and gated norm of a backend; see :meth:`StateSpace.mix`."""
+    gate_TI, mixed_TC, dt_TH = parts
+    (heads, state_size), inner = (ssm_state.shape[1], ssm_state.shape[3]), gate_TI.shape[1]
+    mixed_TC = ssm.conv(mixed_TC, weights.conv_weight_CK, weights.conv_bias_C, conv_state, batch)
+    in_groups = weights.num_groups * state_size
+    x_TI, B_TI, C_TI = mixed_TC.split((inner, in_groups, in_groups), dim=1)
+    inputs = ScanInputs(
+        x_TI.unflatten(1, (heads, -1)),
+        dt_TH,
+        B_TI.unflatten(1, (weights.num_groups, -1)),
+        C_TI.unflatten(1, (weights.num_groups, -1)),
+    )
+    y_TI = ssm.scan(inputs, weights.scan, ssm_state, batch, kept).flatten(1)
+    return ssm.gated_norm(y_TI, gate_TI, weights.norm_weight_I, weights.num_groups, weights.norm_eps)

@@ -20,6 +20,7 @@ from engine.ssm.chunked import time_steps
 from engine.ssm.plan import Plan
 from engine.ssm.torch import gather_states
 from engine.ssm.triton import TritonStateSpace
+from engine.ssm.triton_tiles import Tiles
 
 _CHUNK = 256
 """Tokens of a chunk in mamba-ssm's scan; its own models use this."""
@@ -48,7 +49,7 @@ class MambaSsmStateSpace(TritonStateSpace):
     can_replay = False
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(Tiles(step_limit=0))
         self._step, self._chunk_scan = _operations()
 
     def update(

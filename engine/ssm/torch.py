@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.batch import ForwardBatch
-from engine.ssm.base import KeptInputs, ScanInputs, ScanWeights
+from engine.ssm.base import KeptInputs, MixedParts, MixerWeights, ScanInputs, ScanWeights, mix_by_parts
 from engine.ssm.chunked import chunked_scan, exact_type, time_steps
 from engine.ssm.plan import Plan, Planner
 
@@ -69,6 +69,17 @@ class TorchStateSpace:
             states.append(chunked.state_ZHVS)
         ssm_state.index_copy_(0, plan.taken.slot_Z, torch.cat(states).to(ssm_state.dtype))
         return torch.cat(y).to(inputs.x_THP.dtype)
+
+    def mix(
+        self,
+        parts: MixedParts,
+        weights: MixerWeights,
+        conv_state: Tensor,
+        ssm_state: Tensor,
+        batch: ForwardBatch,
+        kept: KeptInputs | None = None,
+    ) -> Tensor:
+        return mix_by_parts(self, parts, weights, conv_state, ssm_state, batch, kept)
 
     def gated_norm(self, y_TI: Tensor, gate_TI: Tensor, weight_I: Tensor, num_groups: int, eps: float) -> Tensor:
         wide = exact_type(y_TI)

@@ -15,11 +15,12 @@ from engine.batch import ForwardBatch
 from engine.errors import ConfigError
 from engine.kernels.triton import overlapped, power_of_two
 from engine.ssm import triton_kernels
-from engine.ssm.base import KeptInputs, ScanInputs, ScanWeights
+from engine.ssm.base import KeptInputs, MixedParts, MixerWeights, ScanInputs, ScanWeights, mix_by_parts
 from engine.ssm.plan import Plan, Planner
 from engine.ssm.triton_chunk_kernel import chunk_scan_kernel
 from engine.ssm.triton_conv import conv_decode, conv_histories, conv_prefill
 from engine.ssm.triton_replay import conv_replayed, replay_states
+from engine.ssm.triton_step import step_rows
 from engine.ssm.triton_tiles import Tiles, num_parts, scan_sizes
 
 __all__ = ["DTYPES", "Tiles", "TritonStateSpace"]
@@ -31,7 +32,8 @@ class TritonStateSpace:
     """Implements :class:`engine.ssm.base.StateSpace`.
 
     Decode rows take one pass over their states, and so do replayed rows, and prefill rows where all are short, as when
-    drafts are verified. Longer ones take the chunked form, a program a row and head from its first chunk to its last.
+    drafts are verified. A few decode rows alone have convolution and gate in that pass. Longer ones take the chunked
+    form, a program a row and head from its first chunk to its last.
     """
 
     name = "triton"
@@ -96,6 +98,22 @@ class TritonStateSpace:
     ) -> None:
         """Move the decode rows' states on by a token, outputs into the first D of ``y``."""
         update_states(inputs, weights, ssm_state, batch, y_THP, self._tiles)
+
+    def mix(
+        self,
+        parts: MixedParts,
+        weights: MixerWeights,
+        conv_state: Tensor,
+        ssm_state: Tensor,
+        batch: ForwardBatch,
+        kept: KeptInputs | None = None,
+    ) -> Tensor:
+        rows = batch.shape.num_decode
+        if not 0 < rows <= self._tiles.step_limit or rows != batch.shape.num_tokens:
+            return mix_by_parts(self, parts, weights, conv_state, ssm_state, batch, kept)
+        check_supported(parts.conv_TC, conv_state)
+        check_supported(parts.conv_TC, ssm_state)
+        return step_rows(parts, weights, conv_state, ssm_state, batch, self._tiles)
 
     def gated_norm(self, y_TI: Tensor, gate_TI: Tensor, weight_I: Tensor, num_groups: int, eps: float) -> Tensor:
         tokens, inner = y_TI.shape

@@ -44,25 +44,29 @@ def conv_decode_kernel(
     BLOCK_K: tl.constexpr,
     USE_PDL: tl.constexpr,
 ):
-    """One program a decode row and BLOCK_C channels: its output, and the history moved on by one."""
+    """One program a decode row and BLOCK_C channels: its output, and the history moved on by one.
+
+    The history, which nothing else in a forward writes, is read while the kernel before still runs.
+    """
     row = tl.program_id(0)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     column = tl.arange(0, BLOCK_K)
     inside = channel < C
     past = inside[:, None] & (column < K - 1)[None, :]
+    if USE_PDL:
+        gdc_launch_dependents()
     gain = tl.load(weight + channel[:, None] * K + column[None, :], mask=past, other=0.0).to(tl.float32)
     own_gain = tl.load(weight + channel * K + K - 1, mask=inside, other=0.0).to(tl.float32)
     total = tl.zeros((BLOCK_C,), dtype=tl.float32)
     if HAS_BIAS:
         total = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
-    if USE_PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     is_fresh = tl.load(query_len + row) == tl.load(kv_len + row)
     place = channel[:, None] * (K - 1) + column[None, :]
     source = conv_state + tl.load(state_from + row) * (C * (K - 1)) + place
     target = conv_state + tl.load(state_to + row) * (C * (K - 1))
     history = tl.load(source, mask=past & (is_fresh == 0), other=0.0)
+    if USE_PDL:
+        gdc_wait()
     own = tl.load(x + row.to(tl.int64) * x_stride + channel, mask=inside, other=0.0)
     total += tl.sum(history.to(tl.float32) * gain, 1) + own.to(tl.float32) * own_gain
     tl.store(out + row.to(tl.int64) * C + channel, silu(total).to(out.dtype.element_ty), mask=inside)
@@ -215,7 +219,8 @@ def state_update_kernel(
     """One program a decode row, head and BLOCK_P of its channels, in one pass over the state.
 
     Channels and heads lie on the fastest axis, so that programs that run together touch neighbouring memory.
-    Padding rows, which name the dummy slot, move no state.
+    Padding rows, which name the dummy slot, move no state. The first programs to run read their states, which nothing
+    else in a forward writes, while the kernel before still runs.
     """
     PARTS: tl.constexpr = (P + BLOCK_P - 1) // BLOCK_P
     row = tl.program_id(1).to(tl.int64)
@@ -223,21 +228,22 @@ def state_update_kernel(
     channel = (tl.program_id(0) % PARTS) * BLOCK_P + tl.arange(0, BLOCK_P)
     column = tl.arange(0, BLOCK_S)
     has_channel, has_column = channel < P, column < S
+    if USE_PDL:
+        gdc_launch_dependents()
     rate = tl.exp(tl.load(a_log + head).to(tl.float32))
     step_bias = tl.load(dt_bias + head).to(tl.float32)
     skip = tl.load(d + head).to(tl.float32)
-    if USE_PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     source_slot, target_slot = tl.load(state_from + row), tl.load(state_to + row)
+    is_held = (tl.load(query_len + row) != tl.load(kv_len + row)) & (target_slot != dummy_slot)
+    inside = has_channel[:, None] & has_column[None, :]
+    place = (head * P + channel)[:, None] * S + column[None, :]
+    before = tl.load(state + source_slot * (H * P * S) + place, mask=inside & is_held, other=0.0)
+    if USE_PDL:
+        gdc_wait()
     out = y + (row * H + head) * P + channel
     if target_slot == dummy_slot:
         tl.store(out, tl.zeros((BLOCK_P,), dtype=y.dtype.element_ty), mask=has_channel)
         return
-    is_fresh = tl.load(query_len + row) == tl.load(kv_len + row)
-    inside = has_channel[:, None] & has_column[None, :]
-    place = (head * P + channel)[:, None] * S + column[None, :]
-    before = tl.load(state + source_slot * (H * P * S) + place, mask=inside & (is_fresh == 0), other=0.0)
     step, value, enter, leave = token_step(
         x, dt, b, c, row, x_stride, dt_stride, b_stride, c_stride, step_bias, least_dt, most_dt, head, channel,
         column, has_channel, has_column, H, P, G, S)  # fmt: skip

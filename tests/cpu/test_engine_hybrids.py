@@ -14,6 +14,7 @@ from engine.engine import Engine
 from engine.invariants import check_idle
 from engine.models.loader import LoadedModel, load_model
 from engine.request import RequestOutput
+from tests.changed_shapes import TWO_LAYERS, changed_shape
 from tests.cpu.models.test_hybrid_families import FEW, reference_logprobs, write_hybrid
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 100)
@@ -128,6 +129,26 @@ class TestOneScheduleAgainstAnother:
 
         assert tokens(late) == expected_mix()
 
+    @pytest.mark.parametrize("late", [False, True])
+    def test_log_probabilities_behind_filters_are_those_of_no_drafts(self, late: bool) -> None:
+        """Upstream refuses the two together: each token's filters must know the accepted drafts before it."""
+        loaded = changed_shape("tiny-hybrid", torch.float64, **TWO_LAYERS, vocab_size=8)
+        params = [one.replace(logprobs=2, prompt_logprobs=None) for one in MIX]
+        options: dict[str, Any] = {"device": "inline", "dtype": "float64", "logprobs_mode": "processed"}
+        plain = serve(loaded, prompts(8), params, **options)
+
+        drafted = serve(loaded, prompts(8), params, speculative_tokens=2, late_rewind=late, **options)
+
+        assert tokens(drafted) == tokens(plain)
+        for one, other in zip(drafted, plain, strict=True):
+            assert one.logprobs is not None
+            assert other.logprobs is not None
+            for found, expected in zip(one.logprobs, other.logprobs, strict=True):
+                assert found == pytest.approx(expected, abs=1e-9)
+        raw = serve(loaded, prompts(8), params, device="inline", dtype="float64")
+        assert tokens(raw) == tokens(plain)
+        assert any(one.logprobs != other.logprobs for one, other in zip(raw, plain, strict=True))
+
     @pytest.mark.parametrize("budget", [10, 17, 64])
     def test_prompts_read_in_chunks_give_the_same_tokens(self, budget: int) -> None:
         loaded = tiny_hybrid()
@@ -145,10 +166,14 @@ class TestOneScheduleAgainstAnother:
 
     def test_rows_that_were_taken_back_and_computed_again_give_the_same_tokens(self) -> None:
         loaded = tiny_hybrid()
+        squeezed: dict[str, Any] = {"num_blocks": 9, "capacity_policy": "max_utilization", "max_sequence_length": 144}
 
-        squeezed = serve(loaded, prompts(loaded.vocab_size), MIX, num_blocks=14, dtype="float64")
+        with Engine(loaded, EngineConfig(**{**LIMITS, **squeezed}, dtype="float64", debug_invariants=True)) as engine:
+            outputs = engine.generate(prompts(loaded.vocab_size), MIX, progress=False)
+            check_idle(engine)
 
-        assert tokens(squeezed) == expected_mix()
+        assert engine.counters.evictions > 0
+        assert tokens(outputs) == expected_mix()
 
     @pytest.mark.parametrize("length", [16, 32, 70])
     def test_prefixes_out_of_the_cache_give_the_same_tokens(self, length: int) -> None:

@@ -82,7 +82,7 @@ class TestReplay:
             {"mode": "legacy"},
             {"chunked_prefill": True, "max_batch_tokens": 15},
             {"prefix_caching": True, "block_size": 4, "num_blocks": 160},
-            {"capacity_policy": "max_utilization", "num_blocks": 14},
+            {"capacity_policy": "max_utilization", "block_size": 4, "num_blocks": 28},
             {"graphs": (12,), "graph_non_decode": False, "device": "cpu"},
             {"suspends": "persist"},
             {"suspends": "offload"},
@@ -97,6 +97,7 @@ class TestReplay:
             assert found == expected()
             proposed, accepted = engine.counters.drafts_proposed, engine.counters.drafts_accepted
             assert 0 < accepted.total() < proposed.total()
+            assert (engine.counters.evictions > 0) is ("capacity_policy" in options)
 
     def test_goes_on_where_a_neighbour_is_aborted(self) -> None:
         plain, _ = serve(aborts=1)

@@ -67,9 +67,9 @@ class TestKernels:
     def test_swiglu_with_the_norm_before_it(self, rows: int, size: int, inputs: int, bias: bool) -> None:
         x, parameters, p = random(rows, inputs), norm(inputs), projection(2 * size, inputs, bias=bias)
 
-        found = KERNELS.norm_swiglu(x, parameters, p)
+        found = KERNELS.norm_activate(x, parameters, p, "swiglu")
 
-        check("product", found, REFERENCE.norm_swiglu(wide(x), wide(parameters), wide(p)))
+        check("product", found, REFERENCE.norm_activate(wide(x), wide(parameters), wide(p), "swiglu"))
 
     @pytest.mark.parametrize("bias", [True, False])
     def test_product_added_to_the_residual(self, bias: bool) -> None:

@@ -14,7 +14,16 @@ from engine.kernels import TorchKernels
 
 pytest.importorskip("triton")
 from engine.kernels.triton import TritonKernels, swiglu
-from engine.kernels.triton_products import Tile, few_rows, few_rows_tile, one_row, one_row_tile
+from engine.kernels.triton_products import (
+    ADDED,
+    MOST_ROWS,
+    NORMED,
+    Tile,
+    few_rows,
+    few_rows_tile,
+    one_row,
+    one_row_tile,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {
@@ -76,6 +85,23 @@ class TestSwiglu:
         check("pointwise", swiglu(gate_up), torch.nn.functional.silu(gate) * up)
 
 
+class TestRelu2:
+    @pytest.mark.parametrize("dtype", HALF)
+    @pytest.mark.parametrize("shape", [(1, 160), (33, 3072), (5, 3, 7), (0, 64)])
+    def test_equals_the_reference_in_every_bit(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        x = random(*shape, dtype=dtype, scale=3.0)
+
+        assert torch.equal(KERNELS.activate(x, "relu2"), REFERENCE.activate(x, "relu2"))
+
+    def test_keeps_nan_and_infinity(self) -> None:
+        odd = torch.tensor([[float("nan"), float("inf"), -float("inf"), -0.0]], device=DEVICE).bfloat16()
+
+        found = KERNELS.activate(odd, "relu2")
+
+        assert found[0, 0].isnan()
+        assert found[0, 1:].tolist() == [float("inf"), 0.0, 0.0]
+
+
 class TestRotationTables:
     def test_keep_their_accuracy_at_far_positions(self) -> None:
         positions = torch.tensor([0, 1, 77, 4097, 40959], device=DEVICE)
@@ -121,10 +147,12 @@ class TestRotateAndAppend:
 class TestProducts:
     """One row and a few rows take kernels of our own, more take cuBLAS."""
 
-    ROWS = (1, 2, 17, 65)
+    ROWS = (1, 2, 17, 32, 65)
 
     @pytest.mark.parametrize("rows", ROWS)
-    @pytest.mark.parametrize(("outputs", "inputs", "bias"), [(96, 64, True), (1024, 2048, False), (1000, 1152, True)])
+    @pytest.mark.parametrize(
+        ("outputs", "inputs", "bias"), [(96, 64, True), (1024, 2048, False), (1000, 1152, True), (8192, 256, True)]
+    )
     def test_linear_and_norm_before_it(self, rows: int, outputs: int, inputs: int, bias: bool) -> None:
         x, parameters, p = random(rows, inputs, scale=2.0), norm(inputs), projection(outputs, inputs, bias=bias)
 
@@ -142,8 +170,20 @@ class TestProducts:
 
         check(
             "product",
-            KERNELS.norm_swiglu(x, parameters, p),
-            REFERENCE.norm_swiglu(wide(x), wide(parameters), wide(p)),
+            KERNELS.norm_activate(x, parameters, p, "swiglu"),
+            REFERENCE.norm_activate(wide(x), wide(parameters), wide(p), "swiglu"),
+        )
+
+    @pytest.mark.parametrize("rows", ROWS)
+    @pytest.mark.parametrize(("size", "inputs", "bias"), [(160, 64, True), (12288, 256, False), (1000, 1152, True)])
+    def test_relu2(self, rows: int, size: int, inputs: int, bias: bool) -> None:
+        """A square doubles the relative error of what is squared: of a product that is rounded before it, too."""
+        x, parameters, p = random(rows, inputs), norm(inputs), projection(size, inputs, bias=bias)
+
+        check(
+            "product",
+            KERNELS.norm_activate(x, parameters, p, "relu2"),
+            REFERENCE.norm_activate(wide(x), wide(parameters), wide(p), "relu2"),
         )
 
     @pytest.mark.parametrize("rows", ROWS)
@@ -154,9 +194,12 @@ class TestProducts:
 
         check("product", KERNELS.linear_add(x, p, residual), expected)
 
-    @pytest.mark.parametrize("tile", [Tile(4, 64, 4), Tile(16, 128, 8), Tile(1, 1024, 4)])
-    def test_writes_every_output_and_none_beyond(self, tile: Tile) -> None:
-        outputs, inputs = 101, 72
+    @pytest.mark.parametrize(
+        "tile", [Tile(4, 64, 4), Tile(16, 128, 8), Tile(1, 1024, 4), Tile(16, 64, 4, prefetch=640)]
+    )
+    @pytest.mark.parametrize("inputs", [72, 727, 728])
+    def test_writes_every_output_and_none_beyond(self, tile: Tile, inputs: int) -> None:
+        outputs = 101
         x, p = random(1, inputs), projection(outputs, inputs, bias=False)
         guarded = torch.full((3, outputs), float("nan"), dtype=torch.bfloat16, device=DEVICE)
 
@@ -191,7 +234,7 @@ class TestFewRows:
         Tile(64, 128, 2, 3),
         Tile(16, 256, 4, 5, splits=2, prefetch=4096),
     )
-    ROWS = (2, 7, 8, 15, 16)
+    ROWS = (2, 7, 8, 15, 16, 17, 32)
     SIZES = ((1000, 2048), (101, 1160))
 
     def part(self, outputs: int, inputs: int, *, bias: bool = True) -> SimpleNamespace:
@@ -214,6 +257,16 @@ class TestFewRows:
         out = self.call(x, p, tile, outputs, residual=residual)
 
         check("product", out, REFERENCE.linear_add(wide(x), wide(p), wide(residual)))
+
+    @pytest.mark.parametrize("rows", ROWS)
+    @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+    @pytest.mark.parametrize("tile", [tile for tile in TILES if tile.splits == 1])
+    def test_squared(self, rows: int, outputs: int, inputs: int, tile: Tile) -> None:
+        x, p = random(rows, inputs, dtype=self.DTYPE), self.part(outputs, inputs)
+
+        out = self.call(x, p, tile, outputs, is_relu2=True)
+
+        check("product", out, REFERENCE.activate(REFERENCE.linear(wide(x), wide(p).weight, wide(p).bias), "relu2"))
 
     @pytest.mark.parametrize("tile", TILES)
     def test_two_runs_agree_in_every_bit(self, tile: Tile) -> None:
@@ -238,9 +291,15 @@ class TestFewRows:
         check("product", self.call(x, p, self.TILES[0], 64), REFERENCE.linear(wide(x), wide(p).weight, wide(p).bias))
 
     def test_a_tile_of_the_table_fits_every_product_of_the_shapes_we_time(self) -> None:
-        sizes = ((1024, 2048), (1024, 3072), (4096, 4096), (4096, 12288), (576, 1536))
-        for (outputs, inputs), rows in itertools.product(sizes, (2, 8, 16)):
+        sizes = ((1024, 2048), (4096, 12288), (576, 1536), (12288, 3072), (16496, 3072), (6144, 3072), (3072, 7168))
+        if DEVICE == "cpu":
+            sizes = ((1024, 2048), (8192, 256))
+        for (outputs, inputs), rows, is_normed in itertools.product(sizes, (2, 8, 16, 32), (False, True)):
             x, p = random(rows, inputs, dtype=self.DTYPE), self.part(outputs, inputs, bias=False)
-            tile = few_rows_tile(rows, outputs, inputs)
+            tile = few_rows_tile(rows, outputs, inputs, is_normed=is_normed)
             if tile is not None:
                 check("product", self.call(x, p, tile, outputs), wide(x) @ wide(p).weight.T)
+
+    def test_no_cut_is_of_more_rows_than_the_kernel_takes(self) -> None:
+        assert all(2 <= cut.most_rows <= MOST_ROWS for cut in (*ADDED, *NORMED))
+        assert all(cut.tile.splits == 1 for cut in NORMED), "what is activated is a whole sum"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.batch import ForwardBatch
 from engine.ssm import TorchStateSpace
-from engine.ssm.base import NO_LIMITS, StateSpace
+from engine.ssm.base import NO_LIMITS, MixedParts, MixerWeights, StateSpace
 from tests.ssm_batches import Layer, Row, Sizes, packed
 from tests.ssm_rewinds import Rewinder, Story, Way
 
@@ -31,6 +31,8 @@ TOLERANCE = {
     ("mamba-scan", torch.bfloat16): 2e-2,  # takes states between chunks, and decayed scores, in bfloat16
     ("mamba-state", torch.float32): 2e-3,
     ("mamba-state", torch.bfloat16): 1e-2,
+    ("mix", torch.float32): 5e-6,  # as the scan, whose errors the norm keeps
+    ("mix", torch.bfloat16): 8e-3,  # as the scan, which may be rounded before the gate, and rounded behind the norm
     ("norm", torch.float32): 1e-6,
     ("norm", torch.bfloat16): 2.5e-3,
     # By the type of the stored state, besides the above: rounded to 8 and 11 bits once a forward, mostly decayed since.
@@ -270,6 +272,153 @@ def test_gated_norm_equals_the_reference(dtype: torch.dtype, groups: int, size: 
 
     assert found.dtype == dtype
     assert error(found, expected) < TOLERANCE["norm", dtype]
+
+
+def mixer(layer: Layer, dtype: torch.dtype, *, tokens: int) -> tuple[MixerWeights, MixedParts]:
+    """What a mixer between its projections has of a layer, and one wide projection of ``tokens`` tokens as it cuts it.
+
+    Where ``layer`` is on the CPU in float64, the same numbers.
+    """
+    generator = torch.Generator().manual_seed(1)
+    sizes, device = layer.sizes, layer.conv_state.device
+    inner = sizes.heads * sizes.head_dim
+    gain = torch.randn(inner, generator=generator).to(dtype)
+    wide = torch.randn(tokens, inner + sizes.channels + sizes.heads, generator=generator).to(dtype)
+    wide, gain = (each.to(device, layer.conv_state.dtype) for each in (wide, gain))
+    weights = MixerWeights(layer.conv_weight_CK, layer.conv_bias_C, layer.weights, gain, sizes.groups, 1e-5)
+    return weights, MixedParts(*wide.split((inner, sizes.channels, sizes.heads), dim=1))
+
+
+@pytest.mark.parametrize("name", backends())
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("sizes", SIZES, ids=["odd", "released", "narrow"])
+@pytest.mark.parametrize("rows", ["decode", "moving", "alone", "many", "mixed"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_mixer_between_its_projections_equals_the_reference(
+    name: str, dtype: torch.dtype, sizes: Sizes, rows: str, bias: bool
+) -> None:
+    """A few decode rows in one pass, in place and from slot to slot, padding beside them; others by parts."""
+    if (name, rows) == ("mamba_ssm", "moving"):
+        pytest.skip("mamba-ssm updates a state where it lies, and decode rows of the engine always do")
+    backend, dummy = TritonStateSpace(Tiles(step_limit=8)) if name == "triton" else backend_of(name), sizes.slots
+    batches = {
+        "decode": DECODE,
+        "moving": [Row(1, slot, slot + 6, is_fresh=slot == 2, is_decode=True) for slot in range(4)],
+        "alone": [Row(1, 5, 5, is_decode=True)],
+        "many": [Row(1, slot, slot, is_decode=True) for slot in range(11)],
+        "mixed": MIXED,
+    }
+    layer = Layer.random(sizes, dtype, device=DEVICE, bias=bias)
+    exact = layer.to(torch.float64)
+    chosen = batches[rows]
+    read = {row.source for row in chosen if not row.is_fresh}
+    for number in range(sizes.slots + 1):
+        if number not in read:
+            layer.conv_state[number] = torch.nan
+            layer.ssm_state[number] = torch.nan
+    untouched = layer.ssm_state.clone(), layer.conv_state.clone()
+    padding = {"padding_decode": 1} if rows in ("decode", "moving") else {}
+    batch, plain = packed(chosen, sizes, **padding, device=DEVICE), packed(chosen, sizes, **padding)
+    weights, parts = mixer(layer, dtype, tokens=batch.shape.num_tokens)
+    wide_weights, wide_parts = mixer(exact, dtype, tokens=batch.shape.num_tokens)
+    expected = TorchStateSpace().mix(wide_parts, wide_weights, exact.conv_state, exact.ssm_state, plain)
+
+    found = backend.mix(parts, weights, layer.conv_state, layer.ssm_state, batch)
+
+    real = plain.state_to_N[plain.row_T] != dummy  # type: ignore[index]
+    prefix = "mamba-" if name == "mamba_ssm" else ""
+    assert found.dtype == dtype
+    assert found.is_contiguous()
+    assert torch.isfinite(found).all()
+    assert error(found[real], expected[real]) < TOLERANCE["mamba-scan" if prefix else "mix", dtype]
+    written = {row.target for row in chosen} | {slot for row in chosen for slot in row.snapshots.values()}
+    for slot in range(sizes.slots):
+        if slot in written:
+            assert torch.equal(layer.conv_state[slot].cpu().double(), exact.conv_state[slot])
+            assert error(layer.ssm_state[slot], exact.ssm_state[slot]) < TOLERANCE[f"{prefix}state", dtype]
+        else:
+            for state, before in zip((layer.ssm_state, layer.conv_state), untouched, strict=True):
+                torch.testing.assert_close(state[slot], before[slot], atol=0.0, rtol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float16])
+def test_one_pass_takes_states_of_half_the_size_and_limits_of_time_steps(kept: torch.dtype) -> None:
+    sizes = SIZES[1]
+    layer = Layer.random(sizes, torch.float32, device=DEVICE, state_dtype=kept, limits=(0.05, 0.4))
+    exact = layer.to(torch.float64)
+    weights, parts = mixer(layer, torch.float32, tokens=7)
+    wide_weights, wide_parts = mixer(exact, torch.float32, tokens=7)
+    plain = packed(DECODE, sizes)
+    expected = TorchStateSpace().mix(wide_parts, wide_weights, exact.conv_state, exact.ssm_state, plain)
+
+    batch = packed(DECODE, sizes, device=DEVICE)
+    found = TritonStateSpace(Tiles(step_limit=7)).mix(parts, weights, layer.conv_state, layer.ssm_state, batch)
+
+    assert error(found, expected) < TOLERANCE["mix", torch.float32]
+    assert error(layer.ssm_state[:7], exact.ssm_state[:7]) < TOLERANCE["state", torch.float32] + TOLERANCE["kept", kept]
+
+
+@pytest.mark.parametrize(("block_p", "programs"), [(4, 1000), (16, 1000), (16, 1), (64, 1)])
+def test_one_pass_gives_what_the_parts_give(block_p: int, programs: int) -> None:
+    """Token after token in the same slots, as decoding does."""
+    sizes, batch = SIZES[1], packed(DECODE, SIZES[1], device=DEVICE)
+    layers = [Layer.random(sizes, torch.float32, device=DEVICE) for _ in range(2)]
+    tiles = (Tiles(block_p=block_p, step_limit=7, step_programs=programs), Tiles(step_limit=0))
+    backends = [TritonStateSpace(each) for each in tiles]
+    for _ in range(4):
+        pair = []
+        for layer, backend in zip(layers, backends, strict=True):
+            weights, parts = mixer(layer, torch.float32, tokens=7)
+            pair.append(backend.mix(parts, weights, layer.conv_state, layer.ssm_state, batch))
+        assert error(*pair) < TOLERANCE["mix", torch.float32]
+    assert torch.equal(layers[0].conv_state[:7], layers[1].conv_state[:7])
+    assert error(layers[0].ssm_state[:7], layers[1].ssm_state[:7]) < TOLERANCE["state", torch.float32]
+
+
+@on_cuda
+@pytest.mark.gpu
+@pytest.mark.parametrize("limit", [0, 8])
+def test_states_read_early_are_those_of_the_token_before(limit: int) -> None:
+    """Many tokens in one graph, each begun by an ordinary kernel as forwards are, and nothing to wait for between."""
+    sizes, rows, count, dtype = SIZES[1], [Row(1, slot, slot, is_decode=True) for slot in range(2)], 40, torch.bfloat16
+    layer = Layer.random(sizes, dtype, device=DEVICE)
+    exact = layer.to(torch.float64)
+    batch, plain = packed(rows, sizes, device=DEVICE), packed(rows, sizes)
+    weights, parts = mixer(layer, dtype, tokens=2 * count)
+    wide_weights, wide_parts = mixer(exact, dtype, tokens=2 * count)
+    backend, places = TritonStateSpace(Tiles(step_limit=limit)), [slice(at, at + 2) for at in range(0, 2 * count, 2)]
+    expected = [
+        TorchStateSpace().mix(
+            MixedParts(*(each[at] for each in wide_parts)), wide_weights, exact.conv_state, exact.ssm_state, plain
+        )
+        for at in places
+    ]
+    begun = [each[:2].clone() for each in parts]
+    kept = layer.conv_state.clone(), layer.ssm_state.clone()
+
+    def run() -> list[Tensor]:
+        found = []
+        for at in places:
+            for held, each in zip(begun, parts, strict=True):
+                held.copy_(each[at])
+            found.append(backend.mix(MixedParts(*begun), weights, layer.conv_state, layer.ssm_state, batch))
+        return found
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run()
+    for _ in range(5):
+        layer.conv_state.copy_(kept[0])
+        layer.ssm_state.copy_(kept[1])
+        graph.replay()
+        torch.cuda.synchronize()
+
+        for one, other in zip(found, expected, strict=True):
+            assert error(one, other) < TOLERANCE["mix", dtype]
+        assert torch.equal(layer.conv_state[:2].cpu().double(), exact.conv_state[:2])
+        assert error(layer.ssm_state[:2], exact.ssm_state[:2]) < TOLERANCE["state", dtype]
 
 
 @on_cuda

@@ -76,9 +76,9 @@ class StubPage:
         colour: str = self.call("colour", *self.place(lane, moment, part=part, block=block))
         return colour
 
-    def hover(self, lane: str, moment: float, *, part: float = 0.5) -> str:
+    def hover(self, lane: str, moment: float, *, part: float = 0.5, block: int = 0) -> str:
         """Move the pointer there; what the tooltip then says, empty if it is hidden."""
-        self.page.mouse.move(*self.place(lane, moment, part=part))
+        self.page.mouse.move(*self.place(lane, moment, part=part, block=block))
         text: str = self.call("tip")
         return text
 

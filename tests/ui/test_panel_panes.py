@@ -16,6 +16,7 @@ if missing("anywidget") is None:
     from tests.ui.panel_page import PanelPage, panel_page
     from tests.ui.panel_worlds import (
         TOKENS,
+        bar_view,
         blocks_view,
         changes_view,
         drafting_rows,
@@ -173,6 +174,50 @@ class TestRequests:
             seen.append(cell.inner_text())
 
         assert seen == ["101", "102", "104", "104", "103", "106"]
+
+    def test_shows_what_comes_with_the_timeline_beside_the_bar(self, page: PanelPage) -> None:
+        """In a run bar, strip and the rows that run come with the timeline's message."""
+        page.set("requests", {**requests_view(), "number": 7})
+        news = {"since": 7, "number": 1, "order": None, "rows": [request_row(0, kv_len=101)], "left_out": 0, "hint": ""}
+        page.page.evaluate(
+            """(carried) => document.querySelector(".wb-panel-whole").dispatchEvent(
+              new CustomEvent("wb-carried", { bubbles: true, detail: carried }))""",
+            {"bar": bar_view(headline="between iterations · 3 running"), "rows": news},
+        )
+        page.settle()
+
+        assert page.page.inner_text(".wb-headline") == "between iterations · 3 running"
+        assert page.page.locator(".wb-pane-requests tbody tr").first.locator("td").nth(6).inner_text() == "101"
+
+    @pytest.mark.parametrize(("width", "is_cut"), [(1280, False), (700, True)])
+    def test_makes_no_box_of_a_token_that_no_room_is_for(self, page: PanelPage, width: int, is_cut: bool) -> None:
+        page.page.set_viewport_size({"width": width, "height": 800})
+        texts = [str(10 + at) for at in range(24)]
+        row = request_row(3, tokens=texts, token_ids=list(range(24)), output_tokens=60, num_new=1)
+        page.set("requests", requests_view(rows=[row]))
+        page.page.wait_for_function(
+            "(isCut) => (document.querySelectorAll('.wb-tokens-run span').length < 24) === isCut", arg=is_cut
+        )
+        run, shown = (page.page.locator(part).first.bounding_box() for part in (".wb-tokens-run", ".wb-tokens"))
+        boxes = page.page.locator(".wb-tokens-run span")
+
+        assert boxes.all_inner_texts() == texts[-boxes.count() :]
+        assert boxes.last.get_attribute("title") == "id 23, output 59"
+        assert run["width"] > shown["width"] or not is_cut
+
+    @pytest.mark.parametrize("width", [1280, 1000])
+    def test_shows_headings_and_counts_of_thousands_of_tokens_whole(self, page: PanelPage, width: int) -> None:
+        page.page.set_viewport_size({"width": width, "height": 800})
+        page.set("requests", requests_view(rows=[request_row(3, output_tokens=1340, max_tokens=2000)]))
+        cell = page.page.locator(".wb-pane-requests tbody td").nth(5)
+
+        assert cell.inner_text() == "1340/2000"
+        assert cell.evaluate("(cell) => cell.scrollWidth <= cell.clientWidth")
+        heads = page.page.locator(".wb-pane-requests th").evaluate_all(
+            "(all) => all.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.textContent)"
+        )
+        assert heads == []
+        assert cell.get_attribute("title") == "1340 of at most 2000"
 
     def test_tells_of_each_token_its_id_place_and_log_probability(self, page: PanelPage) -> None:
         row = request_row(3, tokens=["a", "b"], token_ids=[11, 12], logprobs=[-0.25, None], output_tokens=9)

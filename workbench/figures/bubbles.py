@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracing.blame import LAUNCH_LATENCY, Blame, blame_bubbles
 from tracing.host_line import BETWEEN_PHASES, OUTSIDE_ITERATIONS, WAKE_UP
-from tracing.records import PHASE_COLOURS
+from tracing.records import PHASE_COLOURS, RANKS_WAIT
 from tracing.trace import Trace
 from workbench.figures.chart import Axes, Chart, Mark, Series
 from workbench.figures.errors import FigureError
@@ -24,8 +24,9 @@ _LOOKS = {
     WAKE_UP: (PHASE_COLOURS["wait"], "x"),
     BETWEEN_PHASES: (PHASE_COLOURS["other"], "."),
     OUTSIDE_ITERATIONS: (PHASE_COLOURS["other"], "|"),
+    f"wait for {RANKS_WAIT}": (PHASE_COLOURS[RANKS_WAIT], "/"),
 }
-"""Colour and hatch of what is no phase; a wait is grey and striped."""
+"""Colour and hatch of what is no phase; another wait is grey and striped."""
 
 
 def bubbles_table(traces: Sequence[Trace], window: int | None = None) -> pa.Table:
@@ -150,7 +151,7 @@ def _bars(cause: str, x: tuple[float | str, ...], y: tuple[float | None, ...], *
 
 
 def _look(cause: str) -> tuple[str, str]:
-    if cause.startswith("wait for "):
+    if cause.startswith("wait for ") and cause not in _LOOKS:
         return PHASE_COLOURS["wait"], "/"
     return _LOOKS.get(cause, (PHASE_COLOURS.get(cause, PHASE_COLOURS["other"]), ""))
 

@@ -99,29 +99,43 @@ class Panel:
         # Even if nothing happens from now on, the ticker has to come again for what is left out.
         stamp = None if in_passing else self._stamp()
         self._follow_choice()
-        with self.bar.hold_sync():
-            self.bar.bar, self.bar.strip = dict(self.views.bar()), dict(self.views.strip())
-            self.bar.pace = self.commands.pace_per_s
-            self._show_pane(in_passing)
-        self.timeline.update()
+        if in_passing:
+            self._show_in_passing()
+        else:
+            self._show_whole()
         self._ticker.shown = stamp
         if self._run_ended and self.session.state != "running":
             self._run_ended = False
             self._catch_up()
 
-    def _show_pane(self, in_passing: bool) -> None:
-        tab = self.panes.tab
-        if not in_passing:
-            view = self.views.pane(tab)
+    def _show_whole(self) -> None:
+        with self.bar.hold_sync():
+            self._show_bar()
+            view = self.views.pane(self.panes.tab)
             if view is not None:
-                self.panes.show(tab, view)
-        elif tab == "requests":
-            rows = self.views.running_rows()
-            news = self.panes.rows_in_passing(rows)
-            if news is None:
-                self.panes.show(tab, rows)
-            else:
-                self.bar.rows = news
+                self.panes.show(self.panes.tab, view)
+        self.timeline.update()
+
+    def _show_in_passing(self) -> None:
+        """In one message and one frame of the page; what it says is said again when all is shown."""
+        with self.bar.handed_on() as carried:
+            self._show_bar()
+        if self.panes.tab == "requests":
+            carried |= self._running_rows()
+        self.timeline.update(carried=carried)
+
+    def _show_bar(self) -> None:
+        self.bar.bar, self.bar.strip = dict(self.views.bar()), dict(self.views.strip())
+        self.bar.pace = self.commands.pace_per_s
+
+    def _running_rows(self) -> dict[str, Any]:
+        """For the bar's trait that takes them to the panes; there is no news to a picture that was never sent."""
+        rows = self.views.running_rows()
+        news = self.panes.rows_in_passing(rows)
+        if news is None:
+            self.panes.show("requests", rows)
+            return {}
+        return {"rows": news}
 
     def _look_again(self) -> None:
         """The ticker saw something new. In a run what changes slowly is shown twice a second."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from engine.controller import Iteration
@@ -89,10 +90,23 @@ _IN_ORDER: dict[tuple[Order, Phase], str] = {
     (Order.PRIMER, Phase.ADMIT): "Nothing is pending yet.",
     (Order.PRIMER, Phase.FORWARD): "The next iteration samples it.",
     (Order.DRAIN, Phase.RESOLVE): "Nothing is launched behind it.",
+    (Order.MTP_PRIMER, Phase.DRAFT): "Nothing is verified here: it is dummy work, where other ranks draft.",
+    (Order.SHARED_DRAIN, Phase.RESOLVE): "No forward of this rank's own comes behind it.",
 }
 """What differs from order to order."""
 for _phase in (Phase.VERIFY, Phase.REWIND, Phase.FORWARD):
     _IN_ORDER[Order.MTP_OVERLAP_ADMIT, _phase] = _IN_ORDER[Order.MTP_OVERLAP, _phase]
+_IN_PLACE_OF_WORK: dict[Phase, str] = {
+    Phase.PREPARE: "Has no rows; waits for the other ranks, settles with them how large all forwards are, and stages "
+    "padding of that size.",
+    Phase.FORWARD: "Enqueues a dummy forward, for other ranks need this one's experts; it changes nothing here.",
+    Phase.DRAFT: "Enqueues dummy draft heads, for other ranks need this one's experts; they change nothing here.",
+}
+"""In iterations of a rank that has no forward of its own to launch."""
+_LACKING: dict[Order, tuple[Phase, ...]] = {
+    Order.DUMMY: (Phase.PREPARE, Phase.FORWARD, Phase.DRAFT),
+    Order.SHARED_DRAIN: (Phase.PREPARE, Phase.FORWARD),
+}
 
 CellState = Literal["done", "last", "next", "coming"]
 
@@ -155,9 +169,13 @@ def _title(engine: Engine, last: Iteration, phase: Phase) -> str:
     return phase_title(last.order, phase)
 
 
+@cache
 def phase_title(order: Order, phase: Phase) -> str:
     """What a phase does in an order, in a sentence or two."""
-    more = _IN_ORDER.get((order, phase)) or _IN_ORDER.get((order.without_drafting, phase))
+    plain = order.without_drafting
+    if phase in _LACKING.get(plain, ()):
+        return _IN_PLACE_OF_WORK[phase]
+    more = _IN_ORDER.get((order, phase)) or _IN_ORDER.get((plain, phase))
     return _IN_EVERY_ORDER[phase] if more is None else f"{_IN_EVERY_ORDER[phase]} {more}"
 
 

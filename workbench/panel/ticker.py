@@ -15,7 +15,7 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-PERIOD_S = 0.14
+PERIOD_S = 0.15
 """Between two looks; at least five a second, drawing and the engine's slice included."""
 COST = 0.025
 """Share of a core that redrawing may take. Waiting for a core or for the interpreter, which the device's thread may

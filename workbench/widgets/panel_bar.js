@@ -1,6 +1,7 @@
 // The control bar's front-end. Traits come from workbench/widgets/panel_bar.py; what is sent is Command of
 // workbench/panel/messages.py.
 import { keepChildren, make, setAttribute, setCutText, setProperty, setText } from "./panel_make.js";
+import { CARRIED } from "./timeline_carried.js";
 import { NOTICE, Part, ROWS } from "./panel_part.js";
 import { PanelKeys } from "./panel_keys.js";
 import { Buttons } from "./panel_buttons.js";
@@ -28,6 +29,7 @@ class Bar extends Part {
     this.follow("rows", (news) => this.tell(ROWS, news));
     this.follow("strip", (view) => this.strip.show(view));
     this.follow("bar", (view) => this.show(view));
+    this.hear(CARRIED, (traits) => { for (const [name, value] of Object.entries(traits)) model.set(name, value); });
     this.root.panelBar = this;
   }
 

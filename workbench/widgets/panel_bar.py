@@ -10,6 +10,10 @@ Keys work while the pointer or the focus is in the panel: in the nearest element
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import traitlets
 
 from engine.phases import Phase
@@ -20,6 +24,7 @@ from workbench.widgets.panel_command import CommandWidget
 SHARED_MODULES = (
     "timeline_table.js",
     "timeline_look.js",
+    "timeline_carried.js",
     "panel_make.js",
     "panel_hues.js",
     "panel_part.js",
@@ -53,11 +58,42 @@ class PanelBar(CommandWidget):
     notice = traitlets.Dict().tag(sync=True)
     """A :class:`~workbench.panel.messages.Notice`; empty: none."""
     rows = traitlets.Dict().tag(sync=True)
-    """A :class:`~workbench.panel.messages.RequestsNews` on its way to the panes: in a run it comes with the bar, since
-    each message takes the kernel as long as making a view. Empty: none."""
+    """A :class:`~workbench.panel.messages.RequestsNews` on its way to the panes: in a run it comes with the bar and the
+    timeline, since each message takes the kernel as long as making a view. Empty: none."""
     key_map = traitlets.Dict(KEYS).tag(sync=True)
     """Key to command. (``keys`` is taken: there ipywidgets lists the traits to sync.)"""
     phases = traitlets.List(traitlets.Unicode(), [phase.value for phase in Phase]).tag(sync=True)
     """Those that Until… offers."""
     pace = traitlets.Float(0.0, min=0.0).tag(sync=True)
     """Iterations a second; 0: as fast as they go."""
+
+    def __init__(self, **traits: Any) -> None:
+        self._handed: dict[str, Any] | None = None
+        """What is set now and not sent; None: it is sent."""
+        self._owed: set[str] = set()
+        """Traits handed on since this widget sent them last."""
+        super().__init__(**traits)
+
+    @contextmanager
+    def handed_on(self) -> Iterator[dict[str, Any]]:
+        """Put what is set meanwhile into the dict, for another widget to take to the page in a message of its own.
+
+        A page that misses that message has the truth with the next one of this widget's own, which says it all again.
+        """
+        handed: dict[str, Any] = {}
+        self._handed = handed
+        try:
+            with self.hold_sync():
+                yield handed
+        finally:
+            self._handed = None
+            self._owed |= handed.keys()
+
+    def send_state(self, key: str | Iterable[str] | None = None) -> None:
+        """As every widget; not while it is handed on, and behind that with what is owed."""
+        if self._handed is not None:
+            self._handed |= self.get_state(key=key)
+            return
+        names = None if key is None else {*((key,) if isinstance(key, str) else key), *self._owed}
+        self._owed = set()
+        super().send_state(names)

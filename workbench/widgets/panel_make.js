@@ -99,11 +99,13 @@ export function makeRow(columns) { return make("tr", {}, ...columns.map(([, clas
 
 export function counted(count, one, many = `${one}s`) { return `${count.toLocaleString("en")} ${count === 1 ? one : many}`; }
 
+// By digits behind the point; made once, for that takes longer than many numbers.
+const FORMATS = [0, 1, 2, 3].map((digits) => new Intl.NumberFormat("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
+
 // "3.42 ms" without its unit: three digits that count, none where nothing is known.
 export function milliseconds(value) {
   if (value === null || value === undefined) return "–";
-  const digits = value < 1 ? 3 : value < 10 ? 2 : value < 100 ? 1 : 0;
-  return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  return FORMATS[value < 1 ? 3 : value < 10 ? 2 : value < 100 ? 1 : 0].format(value);
 }
 
 // 3, 4, 5, 9 as "3–5, 9".

@@ -1,7 +1,7 @@
 // The requests table.
 import { counted, enable, keepChildren, make, makeButton, makeRow, makeTable, milliseconds, rangesText, setAttribute, setCutText, setProperty, setText } from "./panel_make.js";
 import { makeSwatch, showHue } from "./panel_hues.js";
-import { makeTokens, showTokens } from "./panel_tokens.js";
+import { makeTokens, roomFor, showTokens } from "./panel_tokens.js";
 
 const REQUEST_COLUMNS = [
   ["request", "wb-col-id"],
@@ -25,20 +25,37 @@ export class RequestsPane {
     const { table, body } = makeTable("Requests", REQUEST_COLUMNS);
     this.table = table;
     this.body = body;
+    this.room = Infinity;  // token boxes that a row has room for, at most
+    this.shown = null;
     this.left = make("div", { className: "wb-left-out" });
     this.legend = make("div", { className: "wb-draft-legend", hidden: true, attributes: { "aria-label": "Drafts in the newest output" } },
       make("i", { textContent: "a", attributes: { "data-draft": "accepted", "aria-hidden": "true" } }), "accepted draft",
       make("i", { textContent: "a", attributes: { "aria-hidden": "true" } }), "the model's own draw",
       make("span", { className: "wb-rejected", textContent: "✕2", attributes: { "aria-hidden": "true" } }), "drafts turned down last");
     this.content = [make("div", { className: "wb-scroll", tabIndex: 0, attributes: { role: "region", "aria-label": "Requests" } }, table, this.legend, this.left)];
+    this.watchRoom(part.signal);
+  }
+
+  // A column of another width has room for more boxes, or fewer.
+  watchRoom(signal) {
+    const sizes = new ResizeObserver(([{ contentRect }]) => {
+      const room = contentRect.width ? roomFor(contentRect.width) : Infinity;
+      if (room === this.room) return;
+      this.room = room;
+      if (this.shown) this.show(this.shown);
+    });
+    sizes.observe(this.table.querySelector("th.wb-col-tokens"));
+    signal.addEventListener("abort", () => sizes.disconnect());
   }
 
   isEmpty({ rows }) { return rows.length === 0; }
 
-  show({ rows, left_out: leftOut }) {
+  show(view) {
+    const { rows, left_out: leftOut } = view;
+    this.shown = view;
     setAttribute(this.table, "data-uncached", rows.every((row) => row.cached_tokens === null) ? "true" : null);
     setProperty(this.legend, "hidden", !rows.some((row) => row.drafts));
-    keepChildren(this.body, rows, (row) => row.request_id, (row) => this.makeRow(row.request_id), showRow);
+    keepChildren(this.body, rows, (row) => row.request_id, (row) => this.makeRow(row.request_id), (line, row) => this.showRow(line, row));
     setText(this.left, leftOut ? `${counted(leftOut, "more request")}, waiting or ended, not listed` : "");
     setProperty(this.left, "hidden", !leftOut);
   }
@@ -52,25 +69,28 @@ export class RequestsPane {
     cells[12].append(makeButton("Abort", `Abort ${requestId}`, () => this.part.command("abort", { request_id: requestId }), { name: `Abort ${requestId}`, className: "wb-small" }));
     return line;
   }
-}
 
-function showRow(line, row) {
-  const { cells } = line;
-  showHue(cells[0].firstChild, row.hue);
-  showState(cells[1].firstChild, row);
-  setText(cells[2], row.row === null ? "–" : row.row);
-  setText(cells[3], row.prompt_tokens);
-  setText(cells[4], row.cached_tokens || "–");
-  setText(cells[5], `${row.output_tokens}/${row.max_tokens}`);
-  setProperty(cells[5], "title", row.drafts);
-  setText(cells[6], row.kv_len);
-  setText(cells[7], rangesText(row.blocks) || "–");
-  setProperty(cells[7], "title", row.blocks.length ? `${counted(row.blocks.length, "block")}: ${rangesText(row.blocks)}` : "");
-  showTokens(cells[8].firstChild.firstChild, row);
-  setCutText(cells[8].firstChild.lastChild, row.why);
-  for (const [at, name] of [[9, "queue_ms"], [10, "ttft_ms"], [11, "tpot_ms"]]) showTime(cells[at], row[name], row);
-  enable(cells[12].firstChild, row.can_abort);
-  setAttribute(line, "data-state", row.state);
+  // Of a row that has not changed there is nothing to do: in a run that is most of them.
+  showRow(line, row) {
+    const { cells } = line;
+    if (line.shownRow === row && line.shownRoom === this.room) return;
+    Object.assign(line, { shownRow: row, shownRoom: this.room });
+    showHue(cells[0].firstChild, row.hue);
+    showState(cells[1].firstChild, row);
+    setText(cells[2], row.row === null ? "–" : row.row);
+    setText(cells[3], row.prompt_tokens);
+    setText(cells[4], row.cached_tokens || "–");
+    setText(cells[5], `${row.output_tokens}/${row.max_tokens}`);
+    setProperty(cells[5], "title", [`${row.output_tokens} of at most ${row.max_tokens}`, row.drafts].filter(Boolean).join("; "));
+    setText(cells[6], row.kv_len);
+    setText(cells[7], rangesText(row.blocks) || "–");
+    setProperty(cells[7], "title", row.blocks.length ? `${counted(row.blocks.length, "block")}: ${rangesText(row.blocks)}` : "");
+    showTokens(cells[8].firstChild.firstChild, row, this.room);
+    setCutText(cells[8].firstChild.lastChild, row.why);
+    for (const [at, name] of [[9, "queue_ms"], [10, "ttft_ms"], [11, "tpot_ms"]]) showTime(cells[at], row[name], row);
+    enable(cells[12].firstChild, row.can_abort);
+    setAttribute(line, "data-state", row.state);
+  }
 }
 
 // Of a row whose forward is pending: a dot behind the state.

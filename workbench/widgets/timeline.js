@@ -1,5 +1,6 @@
 // The timeline widget's front-end: what a person sees and does. Messages come from workbench/widgets/timeline_data.py;
 // sent are {kind: "ready"} at the beginning, {kind: "lost"} after a gap, and {kind: "load"} for what was left out.
+import { CARRIED } from "./timeline_carried.js";
 import { shieldKeys } from "./timeline_keys.js";
 import { Store } from "./timeline_store.js";
 import { Texts, lengthText } from "./timeline_text.js";
@@ -130,6 +131,9 @@ class Timeline {
     this.redraw();
   }
 
+  // To the rest of the panel that this view stands in.
+  handOn(carried) { this.root.dispatchEvent(new CustomEvent(CARRIED, { bubbles: true, detail: carried })); }
+
   redraw() { if (!this.frame) this.frame = requestAnimationFrame(() => this.paint()); }
 
   paint() {
@@ -137,9 +141,10 @@ class Timeline {
     if (!this.look.isKnown) return;
     const begin = performance.now();
     const selected = this.model.get("selected_iteration");
-    this.painter.draw(this.view, selected === undefined ? null : selected);
+    // First what is written, for the painter asks for the canvas's width, and the page lays out what was written by then.
     this.status.textContent = this.statusText();
     this.canvas.setAttribute("aria-label", this.texts.summary(this.view));
+    this.painter.draw(this.view, selected === undefined ? null : selected);
     this.paintTime = performance.now() - begin;
   }
 
@@ -381,8 +386,9 @@ export default () => {
     initialize({ model }) {
       store = new Store(model.get("max_spans"), model.get("cut_pauses"));
       model.on("msg:custom", (content, buffers) => {
-        if (!store.receive(content, buffers)) model.send({ kind: "lost" });
+        if (content.kind !== "carried" && !store.receive(content, buffers)) model.send({ kind: "lost" });
         for (const view of views) view.changed();
+        if (content.carried) for (const view of views) view.handOn(content.carried);
       });
       model.on("change:max_spans", () => { store.maxSpans = model.get("max_spans"); });
       model.send({ kind: "ready" });

@@ -9,22 +9,24 @@ view.selected_iteration     # set by a click; setting it scrolls there
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import traitlets
 
-from tracing.records import BATCH_OF, PHASE_COLOURS
+from tracing.ranks import RanksTrace, RankTrace, on_one_clock
+from tracing.records import BATCH_OF, DUMMY_WORK, PHASE_COLOURS, RANKS_WAIT
 from workbench.report_data import ORDER_COLOURS
 from workbench.widgets.front_end import joined_module, style_sheet
 from workbench.widgets.own_thread import OwnThreadWidget
-from workbench.widgets.timeline_stream import InHand, Outgoing, TimelineStream, run_messages
+from workbench.widgets.timeline_stream import InHand, Outgoing, TimelineStream, rank_messages, run_messages
 
 if TYPE_CHECKING:
     from workbench.report import RunView
     from workbench.session import Session
 
 MODULES = (
+    "timeline_carried.js",
     "timeline_table.js",
     "timeline_store.js",
     "timeline_text.js",
@@ -41,7 +43,13 @@ MODULES = (
 )
 """In the order in which they need each other."""
 
-_LOOK = {"phases": PHASE_COLOURS, "orders": ORDER_COLOURS, "batchOf": BATCH_OF}
+_LOOK = {
+    "phases": PHASE_COLOURS,
+    "orders": ORDER_COLOURS,
+    "batchOf": BATCH_OF,
+    "dummies": sorted(DUMMY_WORK),
+    "ranksWait": RANKS_WAIT,
+}
 _PACE = 600
 """Spans a second at most: reading, blaming and packing one takes 15 µs beside a busy device thread, on a busy machine
 twice that, and updates may take 1 % of a run's time."""
@@ -82,6 +90,7 @@ class TimelineWidget(OwnThreadWidget):
         super().__init__(max_spans=max_spans, **traits)
         self._session = session
         self._runs: list[RunView] = []
+        self._ranks: RanksTrace | None = None
         self._stream = None if session is None else TimelineStream(session.recorder, lambda: in_hand(session))
         self._updated_s = float("-inf")
         self._pace = float(_PACE)
@@ -89,7 +98,7 @@ class TimelineWidget(OwnThreadWidget):
         self.hint = empty_hint(session)
         self.on_msg(self._heard)
 
-    def update(self, most: int | None = None) -> None:
+    def update(self, most: int | None = None, *, carried: Mapping[str, Any] | None = None) -> None:
         """Send what the session has recorded since the last update. Waits neither for the device nor for the browser.
 
         Between iterations or phases only, from the thread that runs them.
@@ -97,14 +106,17 @@ class TimelineWidget(OwnThreadWidget):
         Args:
             most: The most spans to send, the newest. None: as many as take 1 % of the time since the last update. What
                 is left out is drawn as a stretch that was not sent; :meth:`load` brings it.
+            carried: Traits of the panel's bar by name, to go with it: a message of their own takes the kernel as long
+                as making them, and the page one more frame.
         """
         if self._stream is None:
+            self._send_all([], carried)
             return
         now_s, begin_s = time.perf_counter(), time.thread_time()
         allowed = affordable_spans(now_s - self._updated_s, self.max_spans, self._pace) if most is None else most
         self._updated_s = now_s
         self.hint = empty_hint(self._session)
-        self._send_all(self._stream.follow(allowed))
+        self._send_all(self._stream.follow(allowed), carried)
         if allowed < self.max_spans:  # not the first one, which sends what there is
             self._pace = learned_pace(self._pace, allowed, time.thread_time() - begin_s)
 
@@ -112,6 +124,8 @@ class TimelineWidget(OwnThreadWidget):
         """Send everything anew: the newest ``max_spans`` spans. Takes about a second for 100,000."""
         if self._stream is not None:
             self._send_all(self._stream.restart(self.max_spans))
+        elif self._ranks is not None:
+            self._send_all(rank_messages(self._ranks, self.max_spans))
         elif self._runs:
             self._send_all(run_messages(self._runs, self.max_spans))
 
@@ -122,19 +136,40 @@ class TimelineWidget(OwnThreadWidget):
 
     def show(self, runs: Sequence[RunView]) -> None:
         """Show finished runs one below the other, each from its first moment on, instead of a session."""
-        self._session = self._stream = None
+        self._session = self._stream = self._ranks = None
         self._runs = list(runs)
         self.follow = False  # nothing comes any more: all is in view
         self.load()
+
+    def show_ranks(self, ranks: RanksTrace | Iterable[RankTrace]) -> None:
+        """Show what several ranks did one below the other, on one clock, instead of a session.
+
+        Raises:
+            ValueError: there is no rank, or one comes twice.
+        """
+        self._ranks = ranks if isinstance(ranks, RanksTrace) else on_one_clock(ranks)
+        self._session = self._stream = None
+        self._runs, self.follow = [], False
+        self.load()
+
+    @classmethod
+    def of_ranks(cls, ranks: RanksTrace | Iterable[RankTrace], **traits: Any) -> Self:
+        """A widget that shows several ranks; errors as :meth:`show_ranks`."""
+        widget = cls(**traits)
+        widget.show_ranks(ranks)
+        return widget
 
     def _heard(self, widget: Any, content: Any, buffers: Any) -> None:
         """A front-end began, missed a message, or wants what was left out."""
         if isinstance(content, dict) and content.get("kind") in ("ready", "lost", "load"):
             self.load()
 
-    def _send_all(self, messages: Sequence[Outgoing]) -> None:
-        for content, buffers in messages:
-            self.send(content, buffers)
+    def _send_all(self, messages: Sequence[Outgoing], carried: Mapping[str, Any] | None = None) -> None:
+        for place, (content, buffers) in enumerate(messages, start=1):
+            is_last = place == len(messages)
+            self.send({**content, "carried": carried} if carried and is_last else content, buffers)
+        if carried and not messages:
+            self.send({"kind": "carried", "carried": carried})
 
 
 def affordable_spans(elapsed_s: float, most: int, pace: float = _PACE) -> int:

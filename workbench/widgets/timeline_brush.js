@@ -33,7 +33,8 @@ export class Brush {
 
   // Bars of a pixel and more one by one. Thinner ones are gathered, a pixel column at a time: the column takes the colour
   // that fills most of it, and is the stronger the more of it is filled.
-  sweep(table, top, tall, colourOf, labelOf, innerOf = null) {
+  // Those that `coverOf` has a hatch for are hatched.
+  sweep(table, top, tall, colourOf, labelOf, innerOf = null, coverOf = null) {
     const { view, pen } = this, { at, till } = table;
     const [first, behind] = table.visible(view.from, view.to), dust = new Dust(pen, top, tall);
     for (let row = first; row < behind; row++) {
@@ -42,23 +43,31 @@ export class Brush {
       if (right - left < 1) { if (left >= GUTTER) dust.add(left, right - left, colourOf(row)); continue; }
       dust.flush();
       const inner = innerOf ? innerOf(row) : 0;
-      this.bar(left, right, top + inner, tall - inner, colourOf(row), labelOf && right - left > LABELLED ? labelOf(row) : []);
+      this.bar(left, right, top + inner, tall - inner, colourOf(row), labelOf && right - left > LABELLED ? labelOf(row) : [], coverOf && coverOf(row));
       if (this.selected !== null && table.iteration && table.iteration[row] === this.selected) this.underline(left, right, top + tall);
     }
     dust.flush();
   }
 
-  bar(left, right, top, tall, colour, texts) {
+  bar(left, right, top, tall, colour, texts, cover = null) {
     const { pen } = this, from = Math.max(left, GUTTER), wide = Math.min(right, this.width + 1) - from;
     pen.fillStyle = colour;
     pen.fillRect(from, top, wide > 4 ? wide - 0.8 : Math.max(wide, THINNEST), tall);
-    this.label(texts, from, Math.min(right, this.width), top + tall / 2, this.look.ink(colour));
+    if (cover && wide > 4) {
+      pen.fillStyle = this.look.hatch(pen, cover);
+      pen.fillRect(from, top, wide - 0.8, tall);
+    }
+    this.label(texts, from, Math.min(right, this.width), top + tall / 2, this.look.ink(colour), cover && colour);
   }
 
-  // The first of some texts that fits.
-  label(texts, from, to, middle, colour) {
+  // The first of some texts that fits, on a plate where one is asked for.
+  label(texts, from, to, middle, colour, plate = null) {
     const { pen } = this, shown = texts.find((text) => this.look.width(pen, text) <= to - from - 7);
     if (!shown) return;
+    if (plate) {
+      pen.fillStyle = plate;
+      pen.fillRect(from + 2, middle - 7.5, this.look.width(pen, shown) + 4, 15);
+    }
     pen.fillStyle = colour;
     pen.fillText(shown, from + 4, middle + 0.5);
   }
@@ -84,7 +93,7 @@ export class Brush {
   hatched(left, right, top, tall, name, words) {
     const { pen, look } = this, from = Math.max(left, GUTTER), to = Math.min(right, this.width);
     if (to - from < 0.3) return;
-    pen.fillStyle = look.lane;
+    pen.fillStyle = look.under(name);
     pen.fillRect(from, top, to - from, tall);
     pen.fillStyle = to - from < 3 ? look[name] : look.hatch(pen, name);
     pen.fillRect(from, top, to - from, tall);
@@ -105,10 +114,11 @@ export class Brush {
   }
 
   // As `sweep`, for stretches that lie over others: a column's strength is the share that they cover.
-  sweepHatched(table, top, tall, name, wordsOf) {
-    const dust = new Dust(this.pen, top, tall, FAINTEST), colour = this.look[name];
+  sweepHatched(table, top, tall, nameOf, wordsOf) {
+    const dust = new Dust(this.pen, top, tall, FAINTEST);
     this.eachVisible(table, (row, left, right) => {
-      if (right - left < 2) { if (left >= GUTTER) dust.add(left, right - left, colour); return; }
+      const name = nameOf(row);
+      if (right - left < 2) { if (left >= GUTTER) dust.add(left, right - left, this.look[name]); return; }
       dust.flush();
       this.hatched(left, right, top, tall, name, right - left > LABELLED ? wordsOf(row) : []);
     });

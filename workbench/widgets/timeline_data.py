@@ -6,8 +6,9 @@ Times are nanoseconds since the group's origin, as float64: exact for a hundred 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal, TypedDict
 
 from tracing.blame import BlameRow, Bubble
@@ -21,6 +22,14 @@ KINDS = (Category.PHASE, Category.DETAIL, Category.WAIT, Category.DEVICE, Catego
 """What the timeline draws; a span's kind is its place here. Counters are left out."""
 
 _KIND_CODE = {category: code for code, category in enumerate(KINDS)}
+
+_OF_A_SPAN = ("start_ns", "end_ns", "enqueued_ns", "iteration", "name", "phase", "lane", "category", "depth")
+_OF_AN_ITERATION = (
+    *("iteration", "begin_ns", "end_ns", "order", "reason", "mode"),
+    *("consumed", "launched", "graph", "new_tokens"),
+)
+_OF_A_BATCH = ("iteration", "num_tokens", "num_prefill", "num_decode")
+_NO_BATCH = BatchInfo(iteration=NONE, num_tokens=0, num_prefill=0, num_decode=0, request_ids=())
 
 _FORMATS = {"f8": "d", "i4": "i", "u1": "B"}
 """Of :mod:`struct`: for columns of some hundred values it takes a third of numpy's time."""
@@ -91,13 +100,19 @@ class Texts:
     known: dict[str, int] = field(default_factory=dict)
     _sent: int = 0
 
-    def indices(self, texts: Iterable[str | None]) -> list[int]:
+    def indices(self, texts: Sequence[str | None]) -> list[int]:
         """The number of each text; ``NONE`` for None."""
         known = self.known
-        return [NONE if text is None else known.setdefault(text, len(known)) for text in texts]
+        for text in dict.fromkeys(texts):
+            if text is not None:
+                known.setdefault(text, len(known))
+        get: Callable[[Any, int], int] = known.get
+        return [get(text, NONE) for text in texts]
 
     def take_new(self) -> list[str]:
         """Those that came since the last call."""
+        if self._sent == len(self.known):
+            return []
         new = list(self.known)[self._sent :]
         self._sent = len(self.known)
         return new
@@ -114,38 +129,40 @@ class Packed:
 def pack_spans(spans: Iterable[Span], origin_ns: int, texts: Texts) -> Packed:
     """Host and device spans; ``enqueued`` is NaN where there is none, ``note`` holds an instant's arguments."""
     shown = [span for span in spans if span.category in _KIND_CODE]
+    start, end, enqueued, iteration, name, phase, lane, category, depth = _turned(shown, _OF_A_SPAN)
     indices = texts.indices
     return _packed(
         len(shown),
-        start=("f8", [span.start_ns - origin_ns for span in shown]),
-        end=("f8", [span.end_ns - origin_ns for span in shown]),
-        enqueued=("f8", [_relative(span.enqueued_ns, origin_ns) for span in shown]),
-        iteration=("i4", [span.iteration for span in shown]),
-        name=("i4", indices([span.name for span in shown])),
-        phase=("i4", indices([span.phase for span in shown])),
-        lane=("i4", indices([span.lane for span in shown])),
+        start=("f8", [moment - origin_ns for moment in start]),
+        end=("f8", [moment - origin_ns for moment in end]),
+        enqueued=("f8", [_relative(moment, origin_ns) for moment in enqueued]),
+        iteration=("i4", iteration),
+        name=("i4", indices(name)),
+        phase=("i4", indices(phase)),
+        lane=("i4", indices(lane)),
         note=("i4", indices([_note(span) if span.args else None for span in shown])),
-        kind=("u1", [_KIND_CODE[span.category] for span in shown]),
-        depth=("u1", [min(span.depth, 255) for span in shown]),
+        kind=("u1", [_KIND_CODE[one] for one in category]),
+        depth=("u1", [min(one, 255) for one in depth]),
     )
 
 
 def pack_iterations(records: Sequence[IterationRecord], origin_ns: int, texts: Texts) -> Packed:
     """Records of iterations; of a batch that is not there ``...From`` is ``NONE``."""
+    number, start, end, order, reason, mode, consumed, launched, graph, new_tokens = _turned(records, _OF_AN_ITERATION)
     indices = texts.indices
     return _packed(
         len(records),
-        number=("i4", [record.iteration for record in records]),
-        start=("f8", [record.begin_ns - origin_ns for record in records]),
-        end=("f8", [record.end_ns - origin_ns for record in records]),
-        order=("i4", indices([record.order for record in records])),
-        reason=("i4", indices([record.reason for record in records])),
-        mode=("i4", indices([record.mode for record in records])),
-        **_batch_columns("consumed", [record.consumed for record in records]),
-        **_batch_columns("launched", [record.launched for record in records]),
-        graph=("i4", indices([graph_text(record.graph) for record in records])),
-        padding=("i4", [record.graph.padding_tokens if record.graph else 0 for record in records]),
-        newTokens=("i4", [record.new_tokens for record in records]),
+        number=("i4", number),
+        start=("f8", [moment - origin_ns for moment in start]),
+        end=("f8", [moment - origin_ns for moment in end]),
+        order=("i4", indices(order)),
+        reason=("i4", indices(reason)),
+        mode=("i4", indices(mode)),
+        **_batch_columns("consumed", consumed),
+        **_batch_columns("launched", launched),
+        graph=("i4", indices([graph_text(use) for use in graph])),
+        padding=("i4", [use.padding_tokens if use else 0 for use in graph]),
+        newTokens=("i4", new_tokens),
         wasted=("i4", indices([_wasted_text(record) if record.wasted_rows else None for record in records])),
         void=("i4", indices([void_words(record.void_reasons) or None for record in records])),
     )
@@ -233,12 +250,14 @@ def _packed(rows: int, **columns: tuple[str, Sequence[float]]) -> Packed:
 
 
 def _batch_columns(name: str, batches: Sequence[BatchInfo | None]) -> dict[str, tuple[str, Sequence[float]]]:
-    return {
-        f"{name}From": ("i4", [batch.iteration if batch else NONE for batch in batches]),
-        f"{name}Tokens": ("i4", [batch.num_tokens if batch else 0 for batch in batches]),
-        f"{name}Prefill": ("i4", [batch.num_prefill if batch else 0 for batch in batches]),
-        f"{name}Decode": ("i4", [batch.num_decode if batch else 0 for batch in batches]),
-    }
+    turned = _turned([batch or _NO_BATCH for batch in batches], _OF_A_BATCH)
+    columns = zip(("From", "Tokens", "Prefill", "Decode"), turned, strict=True)
+    return {f"{name}{of}": ("i4", column) for of, column in columns}
+
+
+def _turned(records: Sequence[Any], names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """A column an attribute of the records: one look at each record takes half the time of one for each attribute."""
+    return list(zip(*map(attrgetter(*names), records), strict=True)) or [()] * len(names)
 
 
 def _relative(time_ns: int | None, origin_ns: int) -> float:

@@ -54,6 +54,8 @@ class _Window(NamedTuple):
     """The newest records."""
 
     spans: list[Span]
+    moments: list[int]
+    """When each of them was recorded."""
     oldest_ns: int | None
     """When the oldest of them was recorded; None: there are none."""
     is_all: bool
@@ -91,10 +93,11 @@ class TraceFeed:
         if self._last_ns is None and not window.is_all:
             iterations = [record for record in iterations if record.end_ns >= (window.oldest_ns or 0)]
         skipped = self._skipped(window)
-        spans = [span for span in window.spans if self._is_new(span)]
-        ended = {_key(span) for span in spans}
+        new = window if skipped is not None else self._new_of(window)  # behind a skipped stretch all is new
+        spans = new.spans
+        ended = {_key(span) for span in spans if span.enqueued_ns is not None}
         unfinished = [work for work in unfinished if _key(work) not in ended]
-        self._note(spans, iterations, unfinished)
+        self._note(new, iterations, unfinished)
         return News(
             is_new_trace=is_new_trace,
             spans=spans,
@@ -110,11 +113,12 @@ class TraceFeed:
         want = min(self._want, most)
         while True:
             spans = self._source.spans(want)
-            oldest_ns = min(map(recorded_ns, spans), default=None)
+            moments = list(map(recorded_ns, spans))
+            oldest_ns = min(moments, default=None)
             is_all = len(spans) + num_unfinished < want  # times that are not known yet are left out of the newest
             is_enough = bool(known) and oldest_ns is not None and oldest_ns <= min(known)
             if is_all or is_enough or want == most:
-                return _Window(spans, oldest_ns, is_all)
+                return _Window(spans, moments, oldest_ns, is_all)
             want = min(4 * want, most)
 
     def _was_cleared(self, window: _Window, iterations: Sequence[IterationRecord]) -> bool:
@@ -135,10 +139,13 @@ class TraceFeed:
             return None if window.is_all else (window.oldest_ns, window.oldest_ns)
         return (self._last_ns, window.oldest_ns) if window.oldest_ns > self._last_ns else None
 
-    def _is_new(self, span: Span) -> bool:
+    def _new_of(self, window: _Window) -> _Window:
+        at = [place for place, both in enumerate(zip(window.spans, window.moments, strict=True)) if self._is_new(*both)]
+        return window._replace(spans=[window.spans[one] for one in at], moments=[window.moments[one] for one in at])
+
+    def _is_new(self, span: Span, moment: int) -> bool:
         if self._last_ns is None:
             return True
-        moment = recorded_ns(span)
         if moment > self._last_ns or _key(span) in self._awaited:
             return True
         return moment == self._last_ns and span not in self._at_last
@@ -150,19 +157,20 @@ class TraceFeed:
         )
         return list(newer)[::-1]
 
-    def _note(
-        self, spans: Sequence[Span], iterations: Sequence[IterationRecord], unfinished: Sequence[UnfinishedWork]
-    ) -> None:
-        newest_ns = max(map(recorded_ns, spans), default=None)
+    def _note(self, new: _Window, iterations: Sequence[IterationRecord], unfinished: Sequence[UnfinishedWork]) -> None:
+        newest_ns = max(new.moments, default=None)
         if newest_ns is not None and (self._last_ns is None or newest_ns >= self._last_ns):
             known = self._at_last if newest_ns == self._last_ns else []
-            self._at_last = [*known, *(span for span in spans if recorded_ns(span) == newest_ns)]
+            self._at_last = [
+                *known,
+                *(span for span, moment in zip(new.spans, new.moments, strict=True) if moment == newest_ns),
+            ]
             self._last_ns = newest_ns
         if iterations:
             self._last_iteration = iterations[-1]
         self._awaited = {_key(work) for work in unfinished}
         self._first_awaited_ns = min((work.enqueued_ns for work in unfinished), default=None)
-        self._want = max(_FIRST_LOOK, 2 * len(spans))
+        self._want = max(_FIRST_LOOK, 2 * len(new.spans))
 
     def _forget(self) -> None:
         self._last_ns = self._first_awaited_ns = self._last_iteration = None

@@ -4,12 +4,14 @@ const SEARCHED = 2000;  // newest rows of a table in which names are looked for
 
 // [text, style of its chip] each.
 export function legendEntries(store, look) {
-  const byColour = new Map(), { work, orders, hasWait, hasBubble } = namesIn(store, look);
+  const byColour = new Map(), { work, orders, waits, hasBubble } = namesIn(store, look);
   for (const [name, colour] of work) byColour.set(colour, [...(byColour.get(colour) || []), name]);
-  const lines = (colour) => ({ background: `repeating-linear-gradient(-45deg, ${colour} 0 1px, transparent 1px 4px)` });
+  const lines = (colour, under = "transparent") => ({ background: `repeating-linear-gradient(-45deg, ${colour} 0 1px, transparent 1px 4px), ${under}` });
+  const chip = (colour, names) => (names.some((name) => look.dummies.has(name)) ? lines(look.dummy, colour) : { background: colour });
   const kind = (colour) => (colour === look.phases.copy ? " (copies)" : "");
-  const entries = [...byColour].map(([colour, names]) => [names.join(", ") + kind(colour), { background: colour }]);
-  if (hasWait) entries.push(["host waits for the device", lines(look.wait)]);
+  const entries = [...byColour].map(([colour, names]) => [names.join(", ") + kind(colour), chip(colour, names)]);
+  if ([...waits].some((name) => name !== look.ranksWait)) entries.push(["host waits for the device", lines(look.wait)]);
+  if (waits.has(look.ranksWait)) entries.push(["host waits for other ranks", lines(look.ranks, look.under("ranks"))]);
   if (hasBubble) entries.push(["device idle (bubble)", lines(look.bubble)]);
   return [...entries, ...orders.map((order) => [`iteration: ${order}`, { background: look.order(order), borderRadius: "6px" }])];
 }
@@ -28,7 +30,7 @@ function namesIn(store, look) {
   return {
     work: sortedBy(Object.keys(look.phases), [...work], ([name]) => name),
     orders: sortedBy(Object.keys(look.orders), [...orders], (order) => order),
-    hasWait: lanes.some(({ tables }) => tables.wait),
+    waits: new Set(lanes.flatMap(({ tables }) => (tables.wait ? [...newest(tables.wait, "name")].map((name) => store.texts[name]) : []))),
     hasBubble: store.groups.some((group) => group.bubbles && group.bubbles.length),
   };
 }

@@ -4,7 +4,7 @@ import { NONE } from "./timeline_table.js";
 
 const FACE = "system-ui, 'DejaVu Sans', sans-serif";
 export const FONT = `11px ${FACE}`, BOLD = `600 11px ${FACE}`;
-const NAMES = ["page", "text", "soft", "line", "lane", "accent", "bubble", "wait", "now"];
+const NAMES = ["page", "text", "soft", "line", "lane", "accent", "bubble", "wait", "now", "ranks", "dummy"];
 
 // Relative luminance of 0xRRGGBB parts, as the contrast rules of WCAG count it.
 function luminance(red, green, blue) {
@@ -28,6 +28,8 @@ export class Look {
     this.phases = palette.phases;
     this.orders = palette.orders;
     this.batchOf = palette.batchOf;
+    this.dummies = new Set(palette.dummies);
+    this.ranksWait = palette.ranksWait;
     this.widths = new Map();
     this.inks = new Map();
     this.probe = document.createElement("i");
@@ -63,6 +65,9 @@ export class Look {
     if (this.phases[name]) return this.phases[name];
     return lane === "copy" ? this.phases.copy : this.phase(phase);
   }
+
+  // What lies under a hatch: a wait for other ranks has a colour of its own.
+  under(name) { return name === "ranks" ? this.phase(this.ranksWait) : this.lane; }
 
   ink(hex) {
     if (!this.inks.has(hex)) this.inks.set(hex, inkOn(hex));

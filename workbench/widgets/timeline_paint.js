@@ -1,7 +1,7 @@
 // What is painted where: lanes, iterations, waits, bubbles, work that has not ended, pauses, the selection.
 import { NONE } from "./timeline_table.js";
 import { BOLD, FONT, RowColours } from "./timeline_look.js";
-import { lengthText, momentText } from "./timeline_text.js";
+import { lengthText, momentText, waitText } from "./timeline_text.js";
 import { Brush, GUTTER } from "./timeline_brush.js";
 import { drawMarks, nameMarks } from "./timeline_marks.js";
 
@@ -74,8 +74,10 @@ export class Painter extends Brush {
   drawLane(block, { lane, top, height, details }) {
     const colours = new RowColours(this.store, this.look, lane), { bar, detail, wait } = lane.tables, { texts } = this.store;
     const named = (row) => [`${texts[bar.name[row]]} ${bar.iteration[row]}`, String(bar.iteration[row])];
-    if (bar) this.sweep(bar, top, height, (row) => colours.of(bar, row), lane.name === "host" || height < 17 ? null : named);
-    if (wait) this.sweepHatched(wait, top, height, "wait", (row) => [`waits for ${texts[wait.name[row]]}`, "waits"]);
+    const cover = lane.name === "host" ? null : (row) => (this.look.dummies.has(texts[bar.name[row]]) ? "dummy" : null);
+    const isForRanks = (row) => texts[wait.name[row]] === this.look.ranksWait;
+    if (bar) this.sweep(bar, top, height, (row) => colours.of(bar, row), lane.name === "host" || height < 17 ? null : named, null, cover);
+    if (wait) this.sweepHatched(wait, top, height, (row) => (isForRanks(row) ? "ranks" : "wait"), (row) => [waitText(texts[wait.name[row]], this.look), "waits"]);
     if (bar && lane.name === "host") this.nameHostWork(bar, wait, colours, top + height / 2);
     if (!detail) return;
     const inner = (row) => Math.min(3 * (detail.depth[row] - 1), DETAILS - 4);
@@ -95,7 +97,7 @@ export class Painter extends Brush {
   drawBubbles({ group, lanes }) {
     const placed = lanes.find(({ lane }) => lane.name === "compute"), table = group.bubbles;
     if (!table || !placed) return;
-    this.sweepHatched(table, placed.top, placed.height, "bubble", (row) => [`idle ${lengthText(table.end[row] - table.start[row])}`, "idle"]);
+    this.sweepHatched(table, placed.top, placed.height, () => "bubble", (row) => [`idle ${lengthText(table.end[row] - table.start[row])}`, "idle"]);
   }
 
   drawSkipped({ group, lanes }) {

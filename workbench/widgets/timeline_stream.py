@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracing.blame import blame_bubbles
-from tracing.records import HOST_LANE, Span, UnfinishedWork
+from tracing.records import HOST_LANE, IterationRecord, Span, UnfinishedWork
 from workbench.widgets.timeline_bubbles import BubbleFinder
 from workbench.widgets.timeline_data import (
     AppendMessage,
@@ -26,6 +26,7 @@ from workbench.widgets.timeline_data import (
 from workbench.widgets.timeline_feed import News, PauseFinder, TraceFeed, TraceSource
 
 if TYPE_CHECKING:
+    from tracing.ranks import RanksTrace
     from workbench.report import RunView
 
 Outgoing = tuple[AppendMessage | ResetMessage, list[Buffer]]
@@ -148,13 +149,38 @@ def _begin_of(iteration: int, news: News) -> int:
 
 def run_messages(runs: Sequence[RunView], most: int) -> list[Outgoing]:
     """Finished runs, one below the other, each from its first moment on; the newest ``most`` spans of them together."""
-    sent: list[Outgoing] = [(ResetMessage(kind="reset", groups=[run.name for run in runs]), [])]
+    kept = [_newest(run.spans, run.iterations, most // len(runs)) for run in runs]
+    return _group_messages([run.name for run in runs], kept, [_first_moment([one]) for one in kept])
+
+
+def rank_messages(ranks: RanksTrace, most: int) -> list[Outgoing]:
+    """Ranks, one below the other, each when it did what it did; the newest ``most`` spans of them together."""
+    share = most // len(ranks.traces)
+    kept = [_newest(one.records.spans, one.records.iterations, share) for one in ranks.traces]
+    bound = f" ± {ranks.error_ns / 1e3:,.1f} µs" if ranks.error_ns else ""
+    names = [f"rank {trace.rank}{bound}" for trace in ranks.traces]
+    return _group_messages(names, kept, [_first_moment(kept)] * len(kept))
+
+
+_Kept = tuple[list[Span], list[IterationRecord]]
+
+
+def _newest(spans: Iterable[Span], iterations: Iterable[IterationRecord], most: int) -> _Kept:
+    shown = sorted(spans, key=lambda span: (span.start_ns, -span.end_ns, span.depth))[-most:]
+    return shown, [record for record in iterations if shown and record.end_ns >= shown[0].start_ns]
+
+
+def _first_moment(groups: Iterable[_Kept]) -> int:
+    starts = [span.start_ns for spans, _ in groups for span in spans[:1]]
+    return min(starts + [record.begin_ns for _, records in groups for record in records], default=0)
+
+
+def _group_messages(names: list[str], groups: Sequence[_Kept], origins_ns: Sequence[int]) -> list[Outgoing]:
+    """A group a name; its times are told relative to its origin."""
+    sent: list[Outgoing] = [(ResetMessage(kind="reset", groups=names), [])]
     texts = Texts()
-    for group, run in enumerate(runs):
-        spans = sorted(run.spans, key=lambda span: (span.start_ns, -span.end_ns, span.depth))[-most // len(runs) :]
-        records = [record for record in run.iterations if spans and record.end_ns >= spans[0].start_ns]
+    for group, ((spans, records), origin_ns) in enumerate(zip(groups, origins_ns, strict=True)):
         blame = blame_bubbles(spans, records)
-        origin_ns = min([span.start_ns for span in spans] + [record.begin_ns for record in records], default=0)
         tables = {
             "spans": pack_spans(spans, origin_ns, texts),
             "iterations": pack_iterations(records, origin_ns, texts),

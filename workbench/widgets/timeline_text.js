@@ -17,6 +17,9 @@ export function momentText(ns, step, most) {
   return `${number.replace("-", "−")} ${name}`;
 }
 
+// What the host waits for.
+export function waitText(name, look) { return `waits for ${name === look.ranksWait ? "other ranks" : name}`; }
+
 const counted = (count, one, many = `${one}s`) => `${count.toLocaleString("en")} ${count === 1 ? one : many}`;
 
 function batchText(table, row, which) {
@@ -29,6 +32,9 @@ export class Texts {
   constructor(store, look) { this.store = store; this.look = look; }
 
   of(index) { return index === NONE ? "" : this.store.texts[index]; }
+
+  // "rank 1 · host" where there are several.
+  laneText(group, lane) { return this.store.groups.length > 1 && group.name ? `${group.name} · ${lane.label}` : lane.label; }
 
   // "iteration 12, overlap: steady_decode"
   iterationName(group, number) {
@@ -58,8 +64,9 @@ export class Texts {
 
   span(group, lane, kind, table, row) {
     const name = this.of(table.name[row]), number = table.iteration[row], length = table.end[row] - table.start[row];
-    const title = kind === "wait" ? `waits for ${name}` : lane.name === "host" ? name : `${name} ${number < 0 ? "" : number}`;
-    const lines = [`${title} · ${lane.label}`];
+    const title = kind === "wait" ? waitText(name, this.look) : lane.name === "host" ? name : `${name} ${number < 0 ? "" : number}`;
+    const lines = [`${title} · ${this.laneText(group, lane)}`];
+    if (this.look.dummies.has(name)) lines.push("dummy work: no row of this rank, other ranks need its experts");
     lines.push(kind === "instant" ? `at ${lengthText(table.start[row])}` : lengthText(length) + this.waitText(lane, kind, table, row, length));
     lines.push(this.iterationName(group, number));
     if (!Number.isNaN(table.enqueued[row])) lines.push(this.delayText(table, row));
@@ -116,7 +123,7 @@ export class Texts {
   }
 
   unfinished(group, lane, work) {
-    return [`${work.name} ${work.iteration} · ${lane.label}`,
+    return [`${work.name} ${work.iteration} · ${this.laneText(group, lane)}`,
       work.runs ? "runs, as far as the host can tell" : "in line: enqueued, not begun",
       `enqueued ${lengthText(group.now - work.enqueued)} before now`, this.iterationName(group, work.iteration),
       ...this.workLines(group, work.name, work.iteration)];

@@ -79,6 +79,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         BAMBA,
         {**BAMBA_KEYS, "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
     ),
+    "bamba-whole-heads-turned-limits": (
+        BAMBA,
+        {
+            **BAMBA_KEYS,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+            "time_step_limit": [0.1, 0.6],
+        },
+    ),
     "nemotron": (NEMOTRON, NEMOTRON_KEYS),
     "nemotron-groups-latent": (
         NEMOTRON,
@@ -103,6 +111,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             ),
         },
     ),
+    "nemotron-never-tied": (NEMOTRON, {**NEMOTRON_KEYS, "tie_word_embeddings": True}),
     "nemotron-no-attention": (NEMOTRON, {**NEMOTRON_KEYS, "hybrid_override_pattern": "M-M", "num_hidden_layers": 3}),
     "granite": (GRANITE, GRANITE_KEYS),
     "granite-multipliers": (
@@ -119,6 +128,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-rope-biases": (
         GRANITE,
         {**GRANITE_KEYS, "position_embedding_type": "rope", "attention_bias": True, "mamba_proj_bias": True},
+    ),
+    "granite-one-group-wide-heads-limits": (
+        GRANITE,
+        {
+            **GRANITE_KEYS,
+            "mamba_n_groups": 1,
+            "mamba_expand": 3,
+            "mamba_d_head": 24,
+            "mamba_d_conv": 3,
+            "head_dim": 32,
+            "time_step_limit": [0.1, 0.6],
+        },
     ),
     "granite-dense": (GRANITE, {**GRANITE_KEYS, "num_local_experts": 0, "residual_multiplier": 0.5}),
     "granite-old-keys": (
@@ -228,6 +249,22 @@ def test_a_prompt_read_in_chunks_gives_the_same_logits(variant: str, chunk: int,
 
 
 @pytest.mark.parametrize("variant", FEW)
+def test_a_prompt_read_in_chunks_of_any_size_gives_the_same_logits(variant: str, tmp_path: Path) -> None:
+    """Every size there is of one prompt: sizes side by side, so that each forward holds chunks of all of them."""
+    loaded = load_model(write_hybrid(tmp_path, variant), dtype=torch.float64)
+    (prompt,) = prompts_of(loaded.vocab_size, (37,))
+    (whole,) = SlotDriver(loaded.model).forward([Text(prompt)])
+
+    driver, texts = SlotDriver(loaded.model, seed=3), {size: Text(prompt) for size in range(1, len(prompt))}
+    last: dict[int, torch.Tensor] = {}
+    while running := {size: text for size, text in texts.items() if text.cached < len(prompt)}:
+        last |= dict(zip(running, driver.forward_chunks(list(running.values()), list(running)), strict=True))
+
+    for size, found in last.items():
+        torch.testing.assert_close(found, whole, atol=1e-11, rtol=0.0, msg=lambda text, size=size: f"{size}: {text}")
+
+
+@pytest.mark.parametrize("variant", FEW)
 def test_weights_of_another_checkpoint_replace_a_models_own(variant: str, tmp_path: Path) -> None:
     architecture, changes = VARIANTS[variant]
     first, second = write_hybrid(tmp_path / "first", variant), tmp_path / "second"
@@ -238,6 +275,21 @@ def test_weights_of_another_checkpoint_replace_a_models_own(variant: str, tmp_pa
     model.load_weights(load_file(second / "model.safetensors").items())  # type: ignore[attr-defined]
 
     found, expected = (SlotDriver(each).forward([Text(text)])[0] for each in (model, other))
+    torch.testing.assert_close(found, expected, atol=0.0, rtol=0.0)
+
+
+def test_nemotrons_experts_may_lie_in_one_tensor_as_transformers_holds_them(tmp_path: Path) -> None:
+    folder = write_hybrid(tmp_path, "nemotron-groups-latent")
+    text, path = prompts_of(199)[-1], folder / "model.safetensors"
+    (expected,) = SlotDriver(load_model(folder, dtype=torch.float32).model).forward([Text(text)])
+
+    weights = load_file(path)
+    for part in ("up", "down"):
+        names = [f"backbone.layers.3.mixer.experts.{expert}.{part}_proj.weight" for expert in range(8)]
+        weights[f"backbone.layers.3.mixer.experts.{part}_proj"] = torch.stack([weights.pop(name) for name in names])
+    save_file(weights, path)
+
+    (found,) = SlotDriver(load_model(folder, dtype=torch.float32).model).forward([Text(text)])
     torch.testing.assert_close(found, expected, atol=0.0, rtol=0.0)
 
 

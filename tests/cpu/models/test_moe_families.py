@@ -22,7 +22,7 @@ from engine.models.moe import MoE, count_expert_load
 from engine.request import RequestOutput
 from tests.checkpoints import edit_config, write_checkpoint
 from tests.forward_driver import ForwardDriver, Text, greedy
-from tests.teacher import check_against_transformers, engine_says
+from tests.teacher import CLOSE, check_against_transformers, engine_says, transformers_says
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 100)
 CPU = torch.device("cpu")
@@ -169,6 +169,22 @@ def test_ids_and_log_probabilities_equal_transformers(variant: str, tmp_path: Pa
     assert bool(layers) is (variant != "qwen2-dense")
 
 
+@pytest.mark.parametrize("variant", ["mixtral", "qwen2", "qwen3", "glm4-groups"])
+def test_log_probabilities_equal_transformers_at_every_length(variant: str, tmp_path: Path) -> None:
+    """1 to 100 tokens, packed ten by ten; what transformers says of the longest tells of all that it begins with."""
+    folder, (text,) = write(tmp_path, variant), prompts(199)[-1:]
+    model = load(folder).model
+    said = transformers_says(folder, [[*text, 0]], dtype=torch.float32, device=CPU, attention="eager")[0]
+    ends = [*text[1:], 0]
+
+    for first in range(1, 101, 10):
+        texts = [Text(text[:length]) for length in range(first, first + 10)]
+        for length, (logits,) in enumerate(ForwardDriver(model).forward(texts), first):
+            found = logits.log_softmax(-1)
+            assert float(found[ends[length - 1]]) == pytest.approx(float(said.logprobs[length - 1]), abs=CLOSE)
+            assert int(found.argmax()) == int(said.best[length - 1])
+
+
 class TestSchedules:
     """In float64, where rounding cannot change a route."""
 
@@ -187,10 +203,40 @@ class TestSchedules:
             {"mode": "async", **chunks},
             {"mode": "async", "graphs": (8,), **chunks},
             {"mode": "async", "prefix_caching": True},
+            {"mode": "async", "capacity_policy": "max_utilization", "block_size": 4, "num_blocks": 29},
         ):
             outputs, engine = serve(loaded, **options)
             check_same(outputs, alone)
             assert (engine.counters.graph_hits > 5) is ("graphs" in options)
+            assert (engine.counters.evictions > 0) is ("capacity_policy" in options)
+
+    @pytest.mark.parametrize("how", ["persist", "offload", "recompute"])
+    def test_no_suspension_changes_what_is_said(self, loaded: LoadedModel, how: Any) -> None:
+        expected, _ = serve(loaded)
+
+        with Engine(loaded, EngineConfig(**LIMITS)) as engine:
+            names = [engine.add_request(prompt, GREEDY) for prompt in prompts(loaded.vocab_size)]
+            ended = {}
+            for step in range(100):
+                if step in (1, 4, 9):
+                    engine.suspend(how)
+                    engine.resume()
+                ended |= {output.request_id: output for output in engine.step()}
+            check_idle(engine)
+        check_same([ended[name] for name in names], expected)
+
+    def test_a_prompt_read_in_chunks_of_any_size_gives_the_same_logits(self, loaded: LoadedModel) -> None:
+        """Sizes side by side, so that each forward holds chunks of all of them."""
+        prompt = prompts(loaded.vocab_size)[-1][:37]
+        (whole,) = ForwardDriver(loaded.model).forward([Text(prompt)])
+
+        driver, texts = ForwardDriver(loaded.model, seed=3), {size: Text(prompt) for size in range(1, len(prompt))}
+        last: dict[int, Tensor] = {}
+        while running := {size: text for size, text in texts.items() if text.cached < len(prompt)}:
+            last |= dict(zip(running, driver.forward_chunks(list(running.values()), list(running)), strict=True))
+
+        for found in last.values():
+            torch.testing.assert_close(found, whole, atol=1e-11, rtol=0.0)
 
     def test_seeded_draws_are_the_same_in_both_modes(self, loaded: LoadedModel) -> None:
         params = [SamplingParams(max_tokens=9 + i, seed=i, temperature=1.1, top_p=0.9) for i in range(len(LENGTHS))]

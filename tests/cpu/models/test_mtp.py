@@ -7,6 +7,7 @@ compared, and its acceptance with that of the same head told the true text.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,9 @@ def write_mimo(folder: Path, num_heads: int = 1) -> Family:
 
 
 def write_glm4(folder: Path, num_heads: int = 1) -> Family:
+    """One head in the keys of transformers 5, several in those of 4."""
     reference = write_checkpoint(folder / "reference", "Glm4MoeForCausalLM", **GLM4_CHANGES)
-    own = write_checkpoint(folder / "own", "Glm4MoeForCausalLM", **GLM4_CHANGES)
+    own = write_checkpoint(folder / "own", "Glm4MoeForCausalLM", old_keys=num_heads > 1, **GLM4_CHANGES)
     edit_config(own, num_nextn_predict_layers=num_heads)
     names = {"token": "enorm", "hidden": "hnorm", "project": "eh_proj", "final": "shared_head.norm"}
     family = Family(own, reference, tuple(f"model.layers.{3 + i}" for i in range(num_heads)), names, False)
@@ -76,9 +78,10 @@ def write_glm4(folder: Path, num_heads: int = 1) -> Family:
     return family
 
 
-def write_nemotron(folder: Path, num_heads: int = 1) -> Family:
+def write_nemotron(folder: Path, num_heads: int = 1, *, second: str = "-") -> Family:
+    """Heads of an attention layer and a feed-forward, or experts (``second="E"``), which no key need say."""
     keys: dict[str, Any] = {
-        "hybrid_override_pattern": "M*-M",
+        "hybrid_override_pattern": f"M*{second}M",
         "num_hidden_layers": 4,
         "head_dim": 24,
         "ssm_state_size": 12,
@@ -92,13 +95,14 @@ def write_nemotron(folder: Path, num_heads: int = 1) -> Family:
     }
     reference = write_checkpoint(folder / "reference", "NemotronHForCausalLM", **keys)
     own = write_checkpoint(folder / "own", "NemotronHForCausalLM", **keys)
-    edit_config(own, num_nextn_predict_layers=num_heads, mtp_hybrid_override_pattern="*-")
+    pattern = {} if second == "E" else {"mtp_hybrid_override_pattern": f"*{second}"}
+    edit_config(own, num_nextn_predict_layers=num_heads, **pattern)
     names = {"token": "enorm", "hidden": "hnorm", "project": "eh_proj", "final": "final_layernorm"}
     family = Family(own, reference, tuple(f"mtp.layers.{2 * i}" for i in range(num_heads)), names, False)
     weights = load_file(own / "model.safetensors")
     shapes: dict[str, torch.Size] = {}
     for head in range(num_heads):
-        for place, source in enumerate((1, 2)):  # the model's attention layer, and its feed-forward
+        for place, source in enumerate((1, 2)):  # the model's attention layer, and what is behind it
             prefix, target = f"backbone.layers.{source}.", f"mtp.layers.{2 * head + place}."
             shapes |= {target + n.removeprefix(prefix): t.shape for n, t in weights.items() if n.startswith(prefix)}
         shapes |= {f"mtp.layers.{2 * head}.{one}.weight": torch.Size([64]) for one in ("enorm", "hnorm")}
@@ -108,7 +112,12 @@ def write_nemotron(folder: Path, num_heads: int = 1) -> Family:
     return family
 
 
-WRITERS = {"mimo": write_mimo, "glm4": write_glm4, "nemotron": write_nemotron}
+WRITERS = {
+    "mimo": write_mimo,
+    "glm4": write_glm4,
+    "nemotron": write_nemotron,
+    "nemotron with experts": partial(write_nemotron, second="E"),
+}
 
 
 def random_tensors(shapes: dict[str, torch.Size], seed: int) -> dict[str, Tensor]:
@@ -183,10 +192,29 @@ def nemotron_head(x: Tensor, weights: dict[str, Tensor], number: int, norm: Any,
     scores = scores + torch.full(scores.shape[1:], float("-inf")).triu(1)
     mixed = torch.einsum("hts,shd->thd", scores.softmax(-1), v).flatten(1)
     x = x + mixed @ weights[f"{attention}.mixer.o_proj.weight"].T
-    up = norm(x, f"{mlp}.norm") @ weights[f"{mlp}.mixer.up_proj.weight"].T
-    x = x + up.relu().pow(2) @ weights[f"{mlp}.mixer.down_proj.weight"].T
+    normed = norm(x, f"{mlp}.norm")
+    if f"{mlp}.mixer.gate.weight" in weights:
+        x = x + nemotron_experts(normed, {n.removeprefix(f"{mlp}.mixer."): t for n, t in weights.items()}, config)
+    else:
+        up = normed @ weights[f"{mlp}.mixer.up_proj.weight"].T
+        x = x + up.relu().pow(2) @ weights[f"{mlp}.mixer.down_proj.weight"].T
     last: Tensor = norm(x, f"{mlp}.final_layernorm")
     return last
+
+
+def nemotron_experts(x: Tensor, weights: dict[str, Tensor], config: Any) -> Tensor:
+    """By transformers' own layer."""
+    from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMoE
+
+    layer = NemotronHMoE(config)
+    for name, target in layer.state_dict().items():
+        if name in weights:
+            target.copy_(weights[name])
+        else:
+            for expert in range(target.shape[0]):
+                target[expert].copy_(weights[name.replace("experts.", f"experts.{expert}.") + ".weight"])
+    out: Tensor = layer(x[None])[0]
+    return out
 
 
 def load_layer(layer: nn.Module, own: dict[str, Tensor]) -> None:
@@ -224,11 +252,11 @@ class Watched:
         draw, launch = model.draft_logits, speculator.launch_draft
         now: list[Any] = []
 
-        def launch_draft(verified: Any, table: Any, caches: Any) -> None:
+        def launch_draft(verified: Any, table: Any, *more: Any) -> None:
             requests = table.requests[verified.first_row : verified.first_row + verified.num_rows]
             lengths = self.engine.runner.columns.length[verified.first_row :].tolist()  # type: ignore[index]
             now[:] = [(request.request_id, lengths[i]) for i, request in enumerate(requests)]
-            launch(verified, table, caches)
+            launch(verified, table, *more)
 
         def draft_logits(head: int, hidden_LE: Tensor) -> Tensor:
             logits: Tensor = draw(head, hidden_LE)
@@ -253,7 +281,7 @@ class _Overridden:
         return getattr(self._model, name)
 
 
-@pytest.fixture(params=["mimo", "glm4", "nemotron"])
+@pytest.fixture(params=WRITERS)
 def family(request: pytest.FixtureRequest, tmp_path: Path) -> Family:
     return WRITERS[request.param](tmp_path)
 
@@ -298,7 +326,7 @@ class TestOneHead:
 
 
 class TestTwoHeads:
-    @pytest.mark.parametrize("name", ["mimo", "glm4", "nemotron"])
+    @pytest.mark.parametrize("name", WRITERS)
     def test_the_second_goes_on_from_the_first(self, name: str, tmp_path: Path) -> None:
         family = WRITERS[name](tmp_path, 2)
         loaded = load_model(family.folder, device=CPU)
@@ -329,6 +357,26 @@ class TestFiles:
         assert loaded.model.num_draft_heads == 0  # type: ignore[attr-defined]
         with pytest.raises(ConfigError, match="has no draft heads; use 0, or a model with MTP layers"):
             Watched(loaded, 1)
+
+    def test_heads_that_the_configuration_does_not_tell_of_are_left_out(self, family: Family) -> None:
+        edit_config(family.folder, num_nextn_predict_layers=0)
+
+        assert load_model(family.folder, device=CPU).model.num_draft_heads == 0  # type: ignore[attr-defined]
+
+    def test_nemotrons_heads_may_be_told_of_in_the_words_of_transformers_5(self, tmp_path: Path) -> None:
+        """As its configuration class writes them, with an attention layer and a feed-forward."""
+        family = write_nemotron(tmp_path)
+        edit_config(family.folder, mtp_hybrid_override_pattern=..., mtp_layers_block_type=["full_attention", "mlp"])
+        watched = Watched(load_model(family.folder, device=CPU), 1)
+
+        check_drafts(family, watched.serve(), watched, heads=1)
+
+    def test_the_number_of_heads_goes_by_either_name(self, tmp_path: Path) -> None:
+        """What transformers 5 calls an attribute is what its file and older ones call a key."""
+        folder = write_glm4(tmp_path).folder
+        edit_config(folder, num_nextn_predict_layers=..., num_mtp_layers=1)
+
+        assert load_model(folder, device=CPU).model.num_draft_heads == 1  # type: ignore[attr-defined]
 
     def test_half_a_head_is_an_error_that_names_what_lacks(self, family: Family) -> None:
         path, missing = family.folder / "model.safetensors", f"{family.prefixes[0]}.{family.names['project']}.weight"

@@ -27,6 +27,13 @@ class TestRun:
         assert "tokens/s" in out
         assert out.count("4 tokens, length:") == 3
 
+    def test_prints_a_few_of_many_endings_and_counts_the_others(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["run", *ORACLE, "--workload", "fixed:requests=25,input=5,output=4"]) == 0
+
+        out = capsys.readouterr().out
+        assert out.count("4 tokens, length:") == 10
+        assert out.endswith("and 15 more (length 15); --json has every output\n")
+
     def test_json_is_one_document_with_everything(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["run", *ORACLE, *WORK, "--mode", "legacy", "--json"]) == 0
 
@@ -299,6 +306,7 @@ class TestErrors:
             (["run", *ORACLE, "--config", "/nowhere.yaml"], "cannot read config file /nowhere.yaml"),
             (["compare", *ORACLE, *WORK, "--legs", "turbo"], "leg 'turbo' is unknown"),
             (["compare", *ORACLE, *WORK, "--mode", "legacy"], "compare chooses modes by --legs"),
+            (["compare", "--model", "/nowhere", "--modes", "legacy,async"], "compare chooses modes by --legs"),
             (["run", "--modle", "oracle"], "unrecognized arguments: --modle oracle; did you mean '--model'?"),
             (["run", *ORACLE, "--max-reqests=4"], "did you mean '--max-requests'?"),
             (["runn"], "did you mean 'run'?"),

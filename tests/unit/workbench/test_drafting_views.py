@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine.models.loader import load_model
+from tests.changed_shapes import TWO_LAYERS, changed_shape
 from tracing.analysis import draft_table
 from workbench.cli import main
 from workbench.figures import make_figure
@@ -122,14 +123,31 @@ class TestTokens:
             assert set(places) >= {1, 2} or 3 in places
 
     def test_of_an_ended_request_no_token_behind_its_end_is_marked(self) -> None:
+        cut = 0
         for max_tokens in range(2, 12):
             with make_drafting_session() as session:
                 session.submit([5, 6, 7], max_tokens=max_tokens, ignore_eos=True)
-                session.run()
-                (row,) = RequestRows(session).view()["rows"]
+                pane, before = RequestRows(session), 0
+                while session.engine.has_unfinished():
+                    session.step()
+                    (row,) = pane.view()["rows"]
+                    if row["output_tokens"] > before:
+                        assert row["num_new"] == row["output_tokens"] - before
+                        before = row["output_tokens"]
                 assert len(row["tokens"]) == row["output_tokens"] == max_tokens
                 assert all(at < max_tokens for at in row["accepted"])
-                assert 0 <= row["num_new"] <= 3
+                cut += session.engine.counters.sampled_rows > max_tokens
+        assert cut > 0
+
+    def test_a_verification_of_prompts_alone_leaves_no_mark_on_the_timeline(self) -> None:
+        with make_drafting_session() as session:
+            session.submit([5, 6, 7], max_tokens=20, ignore_eos=True)
+            session.run()
+            marks = [one.args for one in session.engine.recorder.spans() if one.name == "rewind" and one.args]
+            counters = session.engine.counters
+        assert all(mark["drafts"] == 2 for mark in marks)
+        assert sum(mark["drafts"] for mark in marks) == counters.drafts_proposed.total()
+        assert sum(mark["accepted"] for mark in marks) == counters.drafts_accepted.total()
 
     def test_without_drafting_nothing_is_marked(self) -> None:
         with make_session() as session:
@@ -210,6 +228,10 @@ class TestStates:
         assert bytes_text(count) == text
 
 
+def launched(session: Session) -> list[Any]:
+    return [one.launched for one in session.iterations() if one.launched is not None]
+
+
 @pytest.fixture
 def moe() -> Session:
     model = load_model("shape:tiny-moe", attention="torch", dtype=torch.float32, device=torch.device("cpu"))
@@ -222,7 +244,7 @@ class TestExperts:
         moe.submit([1, 2, 3, 4, 5], max_tokens=4, ignore_eos=True)
         moe.run()
         moe.engine.device.synchronize()
-        computed = sum(one.launched.num_tokens for one in moe.iterations() if one.launched is not None)
+        computed = sum(one.num_tokens for one in launched(moe))
         load = moe.expert_load()
         assert len(set(load.counts.sum(axis=1).tolist())) == 1
         assert load.counts[0].sum() % computed == 0
@@ -242,6 +264,24 @@ class TestExperts:
                 session.engine.device.synchronize()
                 found.append(session.expert_load().counts)
                 assert bool(session.engine.counters.graph_hits) == (graphs is not None)
+        assert np.array_equal(found[0], found[1])
+
+    def test_of_draft_heads_are_not_among_the_model_s(self) -> None:
+        """They have layers of their own, run over other tokens, and a trace leaves out what of them nobody reads."""
+        layers = {"hybrid_override_pattern": "M*E", "num_hidden_layers": 3, "mtp_hybrid_override_pattern": "*E"}
+        model = changed_shape("tiny-hybrid", torch.float64, **{**TWO_LAYERS, **layers}, vocab_size=8)
+        assert model.model.num_draft_heads == 2  # type: ignore[attr-defined]
+        found = []
+        for graphs in (None, [4]):
+            more = {**MOE, "graphs": graphs, "graph_non_decode": False}
+            with Session(model, device="inline", expert_load=True, speculative_tokens=1, progress=False, **more) as one:
+                one.submit([[1, 2, 3], [4, 5]], max_tokens=6, temperature=0, ignore_eos=True)
+                one.run()
+                load, computed = one.expert_load(), sum(each.num_tokens for each in launched(one))
+                assert bool(one.engine.counters.graph_hits) == (graphs is not None)
+            assert load.layers == (2,)
+            assert load.counts.sum() == 2 * computed  # of eight, two are chosen
+            found.append(load.counts)
         assert np.array_equal(found[0], found[1])
 
     def test_a_reset_counts_from_zero(self, moe: Session) -> None:

@@ -37,6 +37,22 @@ class TestSuspending:
             session.resume()
             assert tokens(session) == expected
 
+    def test_is_told_in_the_event_log(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with session_with_requests() as session:
+            session.run(4)
+            session.suspend("offload")
+            monkeypatch.setattr(session.engine, "load_weights", lambda source: None)  # the oracle has none
+            session.load_weights([])
+            session.resume()
+            session.resume()  # runs already
+            told = [
+                (event.kind, event.text) for event in session.events if event.kind in ("suspended", "weights", "awake")
+            ]
+
+        assert [kind for kind, _ in told] == ["suspended", "weights", "awake"]
+        assert told[0][1].startswith("offload: ")
+        assert told[0][1].endswith(" kept on the host")
+
     def test_ends_by_starting_over(self) -> None:
         with session_with_requests() as session:
             expected = tokens(session)

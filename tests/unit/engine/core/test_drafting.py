@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 import pytest
+import torch
 
 from engine.controller import Border
 from engine.errors import ConfigError
@@ -18,7 +19,7 @@ from engine.models.oracle import Skill
 from engine.phases import Order, Phase
 from engine.request import SamplingParams
 from tests.bug_kind_world import MODES
-from tests.drafting_world import GREEDY, PLAIN, RICH, SETTINGS, DraftingWorld, all_foreseen, prompt_of
+from tests.drafting_world import GREEDY, PLAIN, RICH, SETTINGS, DraftingWorld, all_foreseen, prompt_of, times_met
 from tests.oracle_reference import PIECES, expected_output
 from tests.oracle_world import World
 
@@ -149,6 +150,7 @@ class TestAnswers:
         world = DraftingWorld(3, mode=mode, overlap_admission=beside, **SETTINGS[setting])
         assert world.serve(RICH) == DraftingWorld(0).serve(RICH)
         assert world.counts == {0, 1, 2, 3}
+        assert times_met(world, setting) > 0
 
     @pytest.mark.parametrize("budget", range(18, 30, 3))
     @pytest.mark.parametrize("kind", ["mtp", "drafting"])
@@ -213,13 +215,13 @@ class TestEnds:
             world.drain()
             assert len(world.all[0].new_ids) == 24 - length
 
-    @pytest.mark.parametrize("launches", [False, True])
+    @pytest.mark.parametrize(("mode", "launches"), [("legacy", False), ("async", False), ("async", True)])
     @pytest.mark.parametrize("place", range(9))
-    def test_by_a_stop_id_come_at_every_place_of_an_accepted_run(self, place: int, launches: bool) -> None:
+    def test_by_a_stop_id_come_at_every_place_of_an_accepted_run(self, place: int, mode: str, launches: bool) -> None:
         for number, params in enumerate([PLAIN, GREEDY]):
             salt = next(n for n in range(50) if _first_at(place, alone(tuple(prompt_of(6, n)), number)))
             told = alone(tuple(prompt_of(6, salt)), number)
-            world = DraftingWorld(3, skill="right", launch_ending_rows=launches)
+            world = DraftingWorld(3, skill="right", mode=mode, launch_ending_rows=launches)
             world.submit(prompt_of(6, salt), params.replace(max_tokens=30, stop_token_ids=[told[place]]))
             world.submit(prompt_of(9, 1), PLAIN.replace(max_tokens=20))
             world.drain()
@@ -227,10 +229,11 @@ class TestEnds:
             assert last is not None
             assert (last.finish_reason, last.token_ids) == ("stop", told[: place + 1])
 
-    def test_by_eos_come_at_every_place_of_an_accepted_run(self) -> None:
+    @pytest.mark.parametrize("mode", MODES)
+    def test_by_eos_come_at_every_place_of_an_accepted_run(self, mode: str) -> None:
         params, places = PLAIN.replace(ignore_eos=False, logit_bias={63: 3.0}, max_tokens=30), set()
         for seed in range(60):
-            world = DraftingWorld(3, skill="right")
+            world = DraftingWorld(3, skill="right", mode=mode)
             world.submit([1, 2, 3], params.replace(seed=seed))
             world.drain()
             last = world.all[0].last
@@ -242,13 +245,15 @@ class TestEnds:
                 break
         assert places == {0, 1, 2, 3}
 
+    @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("place", range(1, 9))
-    def test_by_a_stop_string_come_at_every_place_of_an_accepted_run(self, place: int) -> None:
+    def test_by_a_stop_string_come_at_every_place_of_an_accepted_run(self, place: int, mode: str) -> None:
+        """Text, ids and log probabilities end together; ids that were accepted behind it are nobody's."""
         told = alone(tuple(prompt_of(6)), 0)
         for length in (1, 2):  # of two tokens: across the border of a run, too
             text = "".join(PIECES[token] for token in told[place - length + 1 : place + 1])
-            params = PLAIN.replace(max_tokens=30, stop=[text], detokenize=True, min_tokens=place)
-            world = DraftingWorld(3, skill="right", has_text=True)
+            params = PLAIN.replace(max_tokens=30, stop=[text], detokenize=True, min_tokens=place, logprobs=2)
+            world = DraftingWorld(3, skill="right", has_text=True, mode=mode)
             world.submit(prompt_of(6), params, stream=length == 2)
             world.submit(prompt_of(9, 1), PLAIN.replace(max_tokens=20))
             world.drain()
@@ -256,6 +261,10 @@ class TestEnds:
             assert last is not None
             assert last.finish_reason == "stop"
             assert last.token_ids == told[: len(last.token_ids)]
+            assert last.logprobs is not None
+            assert [next(iter(row)) for row in last.logprobs] == list(last.token_ids)
+            whole = "".join(PIECES[token] for token in last.token_ids)
+            assert whole.startswith(last.text + text)
 
     @pytest.mark.parametrize("min_tokens", range(1, 10))
     def test_do_not_come_before_min_tokens_inside_an_accepted_run(self, min_tokens: int) -> None:
@@ -344,6 +353,18 @@ class TestHeads:
         assert all_foreseen(world)
         assert world.engine.counters.orders["mtp_overlap_admit"] > 2
 
+    @pytest.mark.parametrize(("mode", "late"), [("legacy", False), ("async", False), ("async", True)])
+    @pytest.mark.parametrize("setting", ["plain", "prefix"])
+    def test_that_are_always_right_are_so_of_rows_that_are_verified_token_by_token(
+        self, setting: str, mode: str, late: bool
+    ) -> None:
+        """As one that wants log probabilities is, and all beside it: other code accepts drafts and advances lengths."""
+        world = DraftingWorld(3, skill="right", mode=mode, late_rewind=late, **SETTINGS[setting])
+        params = [PLAIN.replace(seed=seed, max_tokens=14, logprobs=seed % 3) for seed in range(5)] + [GREEDY]
+        world.serve(params)
+        world.serve(params)
+        assert all_foreseen(world)
+
     @pytest.mark.parametrize("mode", MODES)
     def test_that_are_always_wrong_have_none(self, mode: str) -> None:
         world = DraftingWorld(3, skill="wrong", mode=mode)
@@ -408,6 +429,26 @@ class TestRewinding:
         for number in range(5):
             world.submit(prompt_of(11 + number), PLAIN.replace(seed=number))
         world.drain()
+
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("logprobs", [None, 1])
+    def test_does_not_take_what_a_row_held_before_for_drafts_of_a_prompt(self, logprobs: int | None, mode: str) -> None:
+        """Were they compared, the first would be accepted, for it is what the prompt's logits say."""
+        prompt, poisoned = prompt_of(6), 0
+
+        def look(border: Border) -> None:
+            nonlocal poisoned
+            if (border.phase, border.side) == (VERIFY, "before") and not poisoned:  # the prompt is verified first
+                drafts = world.engine.runner.columns.drafts
+                assert drafts is not None
+                drafts[0] = torch.tensor(alone(tuple(prompt), 0)[:3])
+                poisoned += 1
+
+        world = DraftingWorld(3, skill="right", mode=mode)
+        world.on_border = look
+        world.submit(prompt, PLAIN.replace(logprobs=logprobs))
+        world.drain()
+        assert poisoned == 1
 
 
 # -- what comes in between ---------------------------------------------------------------------------------------------
@@ -527,6 +568,21 @@ class TestCounters:
         behind = counters.sampled_rows - counters.generated_tokens
         assert counters.generated_tokens == sum(one.max_tokens for one in params)
         assert 0 <= behind <= 3 * len(params)
+
+    @pytest.mark.parametrize("skill", SKILLS)
+    def test_of_draws_near_a_boundary_leave_out_what_is_drawn_behind_a_rejected_draft(self, skill: Skill) -> None:
+        """Were all draws near one, they would be the tokens drawn for somebody."""
+
+        def look(border: Border) -> None:
+            verified = border.iteration.verified
+            if (border.phase, border.side) == (RESOLVE, "before") and verified is not None:
+                for step in verified.buffers.steps:
+                    step.ints_view[2] = 1
+
+        world = DraftingWorld(3, skill=skill)
+        world.on_border = look
+        world.serve([PLAIN.replace(seed=seed) for seed in range(4)])
+        assert world.engine.counters.near_boundary == world.engine.counters.sampled_rows > 40
 
     def test_of_steps_fall_with_acceptance(self) -> None:
         steps = {}

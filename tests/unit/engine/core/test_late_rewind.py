@@ -15,7 +15,17 @@ from engine.controller import Border
 from engine.errors import ConfigError
 from engine.models.oracle import Skill
 from engine.phases import Order, Phase, Reason
-from tests.drafting_world import GREEDY, PLAIN, RICH, SETTINGS, DraftingWorld, all_foreseen, prompt_of, stand_still
+from tests.drafting_world import (
+    GREEDY,
+    PLAIN,
+    RICH,
+    SETTINGS,
+    DraftingWorld,
+    all_foreseen,
+    prompt_of,
+    stand_still,
+    times_met,
+)
 from tests.oracle_reference import PIECES, expected_output
 from tracing.records import Category
 
@@ -144,6 +154,7 @@ class TestAnswers:
         assert world.serve(RICH) == DraftingWorld(0).serve(RICH)
         assert world.counts == {0, 1, 2, 3}
         assert world.num_late > 1
+        assert times_met(world, setting) > 0
 
     def test_are_the_same_on_the_thread_device(self) -> None:
         world = LateWorld(2, device="cpu", op_sleep_s=0.001)

@@ -164,6 +164,10 @@ class TestBaseForwards:
         assert world.engine.counters.primer_steps == 1
 
 
+OTHERS = [(False, False, True), (True, False, False), (True, True, True), (True, True, False), (True, False, True)]
+"""Whether there are other ranks, whether one has a forward pending, and whether this one owes outputs."""
+
+
 def independent_choice(state: OrderState, refuses: bool) -> tuple[Order, Reason]:
     """The rules once more, as the design states them, from the last to the first that can speak."""
     beside = state.overlap_admission
@@ -189,6 +193,12 @@ def independent_choice(state: OrderState, refuses: bool) -> tuple[Order, Reason]
         answer = (Order.LEGACY, Reason.LEGACY_MODE)
     if not (state.has_pending or state.num_active or state.num_paused or state.has_waiting):
         answer = (Order.DRAIN, Reason.NOTHING_TO_RUN)
+        if state.has_others and state.mode == "legacy":
+            answer = (Order.LEGACY, Reason.NOTHING_TO_RUN)
+        if state.has_others and not state.owes_outputs:
+            answer = (Order.DUMMY, Reason.OTHERS_WORK)
+    if state.others_pending and state.wanted_mode != state.mode:
+        answer = (Order.DUMMY, Reason.MODE_SWITCH)
     if state.has_pending and state.wanted_mode != state.mode:
         answer = (Order.DRAIN, Reason.MODE_SWITCH)
     return answer
@@ -200,6 +210,8 @@ class TestChooseOrder:
         flags = [False, True]
         for mode, wanted, refuses in product(("async", "legacy"), ("async", "legacy"), flags):
             for bits in product(flags, repeat=12):
+                # Of the facts on other ranks each has its turn; all of them with all others would be too many.
+                others = OTHERS[sum(bits) % len(OTHERS)]
                 pending, prefill, chunk, paused, active, continuing, short, waiting, admissible, beside = bits[:10]
                 state = OrderState(
                     mode=mode,  # type: ignore[arg-type]
@@ -217,12 +229,15 @@ class TestChooseOrder:
                     overlap_admission=beside,
                     late_rewind=bits[10],
                     num_lasting=int(bits[11]),
+                    has_others=others != (False, False, True),
+                    others_pending=others[1],
+                    owes_outputs=others[2],
                 )
                 found = choose_order(state, never_overlap if refuses else prefer_overlap)
                 assert found == independent_choice(state, refuses), state
                 seen.add(found)
         assert {reason for _, reason in seen} == set(Reason)
-        plain = {order for order in Order if order.without_drafting is order}
+        plain = {order for order in Order if order.without_drafting is order} - {Order.SHARED_DRAIN}
         assert {order for order, _ in seen} == plain | {Order.MTP_OVERLAP_LATE}
 
     @pytest.mark.parametrize(

@@ -20,7 +20,17 @@ from engine.phases import Phase
 from engine.request import RequestOutput
 from engine.step_function import layer_states
 from tests.bug_kind_world import MODES
-from tests.drafting_world import GREEDY, PLAIN, RICH, SETTINGS, DraftingWorld, all_foreseen, prompt_of, stand_still
+from tests.drafting_world import (
+    GREEDY,
+    PLAIN,
+    RICH,
+    SETTINGS,
+    DraftingWorld,
+    all_foreseen,
+    prompt_of,
+    stand_still,
+    times_met,
+)
 from tests.memory_world import MemoryWorld
 from tests.oracle_world import Kind, loaded_oracle, oracle_engine
 
@@ -69,8 +79,10 @@ class TestSlots:
     @pytest.mark.parametrize("mode", MODES)
     def test_hold_what_makes_answers_those_of_a_plain_model(self, mode: str, setting: str) -> None:
         """In chunks, paused, evicted, hit, captured: a state is never lost, taken twice or another row's."""
-        world = DraftingWorld(0, kind="hybrid", mode=mode, **SETTINGS[setting])
+        options = {**SETTINGS[setting], **({"num_blocks": 13} if setting == "prefix, pausing" else {})}
+        world = DraftingWorld(0, kind="hybrid", mode=mode, **options)
         assert world.serve(RICH) == DraftingWorld(0, kind="oracle").serve(RICH)
+        assert times_met(world, setting) > 0
 
     def test_go_to_new_rows_at_once_whatever_they_hold(self) -> None:
         """I34: nothing zeroes them; a row without history starts from zeros."""
@@ -144,6 +156,7 @@ class TestReplay:
         plain = DraftingWorld(0, kind="oracle").serve(RICH)
         assert world.serve(RICH) == plain
         assert world.serve(RICH) == [*plain, *plain]  # the second time cached, where there is a cache
+        assert times_met(world, setting) > 0
 
     @pytest.mark.parametrize("how", ["pause", "persist", "offload", "recompute"])
     def test_goes_on_behind_a_standstill(self, how: Any) -> None:
@@ -325,6 +338,29 @@ class TestSnapshots:
         world.forget() if how == "forget" else world.reset()
         assert kept(world) == 0
         assert skipped(one_by_one(world, [prompt_of(9)] * 2)) == [0, 8]
+
+    @pytest.mark.parametrize(("kind", "drafts"), KINDS)
+    def test_of_a_hit_that_waits_for_room_are_asked_for_again_and_again_and_cost_nothing(
+        self, kind: Kind, drafts: int
+    ) -> None:
+        """Kind 60: a slot or a pin that a failed admission kept would be lost at every try."""
+        world = cached_world(kind, drafts, num_blocks=16, max_sequence_length=48)
+        one_by_one(world, [prompt_of(9)])
+        world.submit(prompt_of(5, 1), PLAIN.replace(max_tokens=38))
+        world.step()
+        world.submit(prompt_of(9), PLAIN.replace(max_tokens=20))
+        slots, pool = world.engine.table.slots, world.engine.pool
+        assert slots is not None
+        found = []
+        while world.engine.queue.num_waiting:
+            found.append((slots.num_free, kept(world)))
+            world.step()
+        assert len(found) > 8
+        assert set(found) == {(world.engine.config.max_requests - 1, 2)}
+        world.drain()
+        assert world.all[-1].last is not None
+        assert world.all[-1].last.num_cached_tokens == 8
+        assert pool.num_free == pool.num_blocks
 
     def test_that_were_staged_are_given_back_if_their_forward_never_ran(self) -> None:
         world = cached_world(snapshots=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from engine.attention import TorchAttention
 from engine.errors import CheckpointError
 from engine.models.base import PagedState, SlotState
 from engine.models.hybrid import HybridModel
-from engine.models.hybrid_config import LayerKind
+from engine.models.hybrid_config import LayerKind, LayerSpec
 from engine.models.hybrid_families import read_hybrid
 from engine.models.shapes import shape_config
 
@@ -50,8 +51,12 @@ def build(config: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> Hybrid
 
 
 def kinds(config: dict[str, Any]) -> str:
-    letters = {LayerKind.MAMBA: "M", LayerKind.ATTENTION: "*", LayerKind.MLP: "-", LayerKind.MOE: "E"}
-    return "".join(letters[layer.kind] for layer in read_hybrid(config).layers)
+    return letters(read_hybrid(config).layers)
+
+
+def letters(layers: Sequence[LayerSpec]) -> str:
+    named = {LayerKind.MAMBA: "M", LayerKind.ATTENTION: "*", LayerKind.MLP: "-", LayerKind.MOE: "E"}
+    return "".join(named[layer.kind] for layer in layers)
 
 
 def test_a_pattern_may_be_a_string_or_a_list_in_old_and_new_words() -> None:
@@ -61,6 +66,28 @@ def test_a_pattern_may_be_a_string_or_a_list_in_old_and_new_words() -> None:
     assert kinds({**bare, "layers_block_type": ["mamba", "attention", "mlp", "mamba", "moe"]}) == "M*-ME"
     new_words = ["linear_attention", "full_attention", "mlp", "linear_attention", "moe"]
     assert kinds({**bare, "layers_block_type": new_words, "num_hidden_layers": None}) == "M*-ME"
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({}, "*E"),
+        ({"mtp_hybrid_override_pattern": "*-"}, "*-"),
+        ({"mtp_layers_block_type": ["full_attention", "mlp"]}, "*-"),
+        ({"mtp_layers_block_type": ["attention", "mlp"]}, "*-"),
+        ({"mtp_layers_block_type": ["full_attention", "moe"], "mtp_hybrid_override_pattern": "*-"}, "*-"),
+        ({"mtp_layers_block_type": ["mlp", "full_attention"], "mtp_hybrid_override_pattern": "*-"}, "-*"),
+    ],
+    ids=str,
+)
+def test_layers_of_draft_heads_are_told_in_old_and_new_words(told: dict[str, Any], expected: str) -> None:
+    """transformers 5 writes its list into every file, also where a pattern says otherwise."""
+    bare = {key: value for key, value in NEMOTRON.items() if not key.startswith("mtp_")}
+
+    heads = read_hybrid({**bare, **told}).draft_heads
+
+    assert [letters(head) for head in heads] == [expected] * 2
+    assert [layer.norm for head in heads for layer in head] == [f"mtp.layers.{i}.norm.weight" for i in range(4)]
 
 
 def test_layers_of_two_branches_come_out_one_after_the_other() -> None:
@@ -93,12 +120,21 @@ def test_a_key_that_is_null_is_absent() -> None:
     assert read_hybrid({**NEMOTRON, "moe_latent_size": None}).moe.latent_size is None  # type: ignore[union-attr]
 
 
-def test_half_of_bambas_heads_turn_whatever_the_file_says() -> None:
+def test_half_of_bambas_heads_turn_whatever_the_file_says_beside_its_rope_keys() -> None:
     for factor in (1.0, 0.25, None):
         config = read_hybrid({**BAMBA, "partial_rotary_factor": factor, "rope_theta": 5000.0})
         assert config.attention is not None
         assert config.attention.rope is not None
         assert (config.attention.rope.partial_factor, config.attention.rope.theta) == (0.5, 5000.0)
+
+
+def test_a_factor_among_bambas_rope_keys_is_read_as_transformers_reads_it() -> None:
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.25}
+        config = read_hybrid({**BAMBA, key: rope})
+        assert config.attention is not None
+        assert config.attention.rope is not None
+        assert config.attention.rope.partial_factor == 0.25
 
 
 @pytest.mark.parametrize(
@@ -115,6 +151,10 @@ def test_half_of_bambas_heads_turn_whatever_the_file_says() -> None:
         (NEMOTRON, {"hybrid_override_pattern": "MX*"}, "hybrid_override_pattern"),
         (NEMOTRON, {"hybrid_override_pattern": None}, "hybrid_override_pattern"),
         (NEMOTRON, {"num_hidden_layers": 7}, "num_hidden_layers"),
+        (NEMOTRON, {"mtp_hybrid_override_pattern": "*X"}, "mtp_hybrid_override_pattern"),
+        (NEMOTRON, {"mtp_layers_block_type": ["full_attention", "sliding"]}, "sliding"),
+        (NEMOTRON, {"mtp_hybrid_override_pattern": "*M"}, "a draft head must have one attention layer"),
+        (NEMOTRON, {"mtp_hybrid_override_pattern": "-E"}, "a draft head must have one attention layer"),
         (NEMOTRON, {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
         (NEMOTRON, {"num_key_value_heads": 3}, "num_key_value_heads"),
         (BAMBA, {"attn_layer_indices": [3]}, "attn_layer_indices"),

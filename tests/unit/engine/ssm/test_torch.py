@@ -13,8 +13,12 @@ from engine.ssm.base import NO_LIMITS
 from tests.ssm_batches import Layer, Row, Sizes, packed, straight_line
 
 SIZES = Sizes()
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}
-"""Of the largest value: sums of up to 200 terms in another order."""
+TOLERANCE = {
+    # Of the largest value; the recurrence is computed in float64 on the same, rounded, inputs.
+    torch.float64: 1e-12,
+    torch.float32: 2e-6,  # sums of up to 200 terms in another order
+    torch.bfloat16: 1.6e-2,  # x, B and C are rounded to 8 bits by the convolution, and what comes of them once more
+}
 
 
 def tokens_for(count: int, dtype: torch.dtype, seed: int, sizes: Sizes = SIZES) -> tuple[Tensor, Tensor]:
@@ -94,7 +98,7 @@ def random_rows(draw: st.DrawFn) -> list[Row]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(random_rows(), st.integers(0, 1000), st.sampled_from([torch.float32, torch.float64]), st.data())
+@given(random_rows(), st.integers(0, 1000), st.sampled_from(list(TOLERANCE)), st.data())
 def test_any_packed_batch_equals_the_recurrence(
     rows: list[Row], seed: int, dtype: torch.dtype, data: st.DataObject
 ) -> None:
@@ -111,7 +115,7 @@ def test_any_packed_batch_equals_the_recurrence(
     check(rows, dtype, seed=seed, padding=padding)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("limits", [(0.05, 0.4), (0.0, 0.1), (0.5, float("inf"))])
 def test_time_steps_are_kept_within_the_limits_in_both_forms(dtype: torch.dtype, limits: tuple[float, float]) -> None:
     check([Row(1, 0, 0, is_decode=True), Row(70, 1, 1), Row(5, 2, 2, True)], dtype, limits=limits)
@@ -185,9 +189,10 @@ def test_a_batch_that_is_run_again_with_new_contents_is_planned_anew() -> None:
     backend = TorchStateSpace()
     batch = packed([Row(6, 0, 0, True), Row(2, 1, 1, True)], SIZES)
     x_TC, dt_TH = tokens_for(8, torch.float64, 2)
-    Layer.random(SIZES, torch.float64).run(backend, x_TC, dt_TH, batch)
-    layer = Layer.random(SIZES, torch.float64)
-    layer.run(backend, x_TC, dt_TH, batch)
+    # Both live to the end: states are told apart by where they lie, and memory that is let go of is given out again.
+    first, layer = (Layer.random(SIZES, torch.float64) for _ in range(2))
+    for each in (first, layer):
+        each.run(backend, x_TC, dt_TH, batch)
     rows = [Row(3, 2, 3), Row(5, 4, 5)]
     for tensor, new in zip(batch[2:8], packed(rows, SIZES)[2:8], strict=True):
         tensor.copy_(new)

@@ -273,6 +273,35 @@ class TestFollowing:
             session.submit([[1], [2, 3], [4]], max_tokens=250, ignore_eos=True)
             run_in_turns(work())
 
+    def test_a_redraw_in_passing_is_one_message_and_is_made_up_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each message cost the engine as much as a view, and the page a frame of its own."""
+
+        def count(widget: Any) -> None:
+            plain = widget._send
+            monkeypatch.setattr(
+                widget, "_send", lambda message, buffers=None: (sent.append(message), plain(message, buffers))
+            )
+
+        sent: list[dict[str, Any]] = []
+        with busy_session() as session:
+            panel = session.panel()
+            session.run(3)
+            panel.redraw()
+            for widget in (panel.bar, panel.panes, panel.timeline):
+                count(widget)
+            session.run(2)
+            panel.redraw(in_passing=True)
+            ((carried),) = (message["content"]["carried"] for message in sent)
+            assert carried.keys() == {"bar", "strip", "rows"}
+            assert carried["bar"] == panel.views.bar()
+            assert [row["output_tokens"] for row in carried["rows"]["rows"]] == [
+                row["output_tokens"] for row in panel.views.pane("requests")["rows"]
+            ]
+            sent.clear()
+            panel.redraw()
+            (bar,) = (message["state"] for message in sent if "bar" in message.get("state", {}))
+            assert bar == {"bar": carried["bar"], "strip": carried["strip"]}
+
     def test_a_run_that_has_nothing_to_do_is_shown_whole_within_a_second(self) -> None:
         """Nothing new was seen behind a redraw in passing, so what it had left out was never made up for."""
 

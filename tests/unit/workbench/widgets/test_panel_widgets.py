@@ -77,6 +77,48 @@ class TestCommands:
         assert heard == []
 
 
+class TestHandedOn:
+    """In a run the timeline's message takes what is new to the bar."""
+
+    def sent_by(self, bar: PanelBar, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+        sent: list[dict[str, Any]] = []
+        monkeypatch.setattr(bar, "_send", lambda message, buffers=None: sent.append(message["state"]))
+        return sent
+
+    def test_traits_are_not_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        bar = PanelBar()
+        sent = self.sent_by(bar, monkeypatch)
+        with bar.handed_on() as handed:
+            bar.bar, bar.pace = {"state": "running"}, 2.0
+
+        assert handed == {"bar": {"state": "running"}, "pace": 2.0}
+        assert sent == []
+        assert bar.pace == 2.0
+
+    def test_traits_are_sent_with_the_next_message_once_though_they_stayed_as_they_are(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A page that missed them would have kept what it had."""
+        bar = PanelBar()
+        sent = self.sent_by(bar, monkeypatch)
+        with bar.handed_on():
+            bar.bar = {"state": "running"}
+        for _ in range(2):
+            with bar.hold_sync():
+                bar.bar = {"state": "running"}
+
+        assert sent == [{"bar": {"state": "running"}}]
+
+    def test_is_over_when_making_them_failed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        bar = PanelBar()
+        sent = self.sent_by(bar, monkeypatch)
+        with pytest.raises(ZeroDivisionError), bar.handed_on():
+            bar.pace = 1 / 0
+        bar.pace = 2.0
+
+        assert sent == [{"pace": 2.0}]
+
+
 class TestTraits:
     def test_of_the_bar_begin_empty_with_keys_that_are_commands(self) -> None:
         bar = PanelBar()

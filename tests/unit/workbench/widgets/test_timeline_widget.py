@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("anywidget")
 
+from tests.unit.tracing.rank_traces import two_ranks
 from tests.unit.workbench.widgets.timeline_worlds import Reader
 from tests.unit.workbench.worlds import make_session
 from tracing.records import PHASE_COLOURS
@@ -92,6 +93,21 @@ class TestUpdate:
             widget.update()
             assert 300 < widget._pace < 301
 
+    @pytest.mark.parametrize("steps", [0, 1])
+    def test_takes_what_is_new_to_the_bar_along_in_one_message(self, steps: int) -> None:
+        with make_session() as session:
+            session.submit([1, 2, 3], max_tokens=6, ignore_eos=True)
+            widget = HeardWidget(session)
+            session.step()
+            widget.update()
+            widget.heard.clear()
+            session.run(steps)
+            widget.update(carried={"pace": 3.0})
+
+        ((content, _),) = widget.heard
+        assert content["carried"] == {"pace": 3.0}
+        assert content["kind"] == ("append" if steps else "carried")
+
     def test_without_a_session_does_nothing(self) -> None:
         widget = HeardWidget()
         widget.update()
@@ -164,3 +180,26 @@ class TestTwoSessions:
 
         assert Reader().read(widgets[0].heard).tables["spans"]
         assert Reader().read(widgets[1].heard).tables == {}
+
+
+class TestRanks:
+    def test_are_groups_whose_times_keep_their_distance(self) -> None:
+        widget = HeardWidget()
+        widget.show_ranks(two_ranks(offset_ns=-500, error_ns=2_000))
+        reader = Reader().read(widget.heard)
+
+        assert widget.heard[0][0]["groups"] == ["rank 0 ± 2.0 µs", "rank 1 ± 2.0 µs"]
+        assert reader.column("iterations", "start") == [10, 50, 5]
+        assert widget.follow is False
+
+    def test_are_sent_anew_when_a_page_is_loaded(self) -> None:
+        widget = HeardWidget.of_ranks(two_ranks())
+        widget.heard.clear()
+        widget.load()
+        assert widget.kinds == ["reset", "append", "append"]
+
+    def test_give_way_to_runs(self) -> None:
+        widget = HeardWidget.of_ranks(two_ranks())
+        trace = two_ranks()[0].trace
+        widget.show([RunView.of(trace)])
+        assert widget.heard[-2][0]["groups"] == ["async"]
