@@ -22,6 +22,7 @@ from engine.models.base import (
     Model,
     PagedState,
     RecurrentModel,
+    RemembersDrafts,
     SlotState,
     StateOptions,
 )
@@ -145,7 +146,12 @@ class StepFunction:
             (states,), cache = head_caches[2 * head : 2 * head + 2]
             states = states.flatten(0, 1)
             states.index_copy_(0, batch.slots_T, hidden_TE.to(states.dtype))
-            hidden_TE = model.draft(head, states.index_select(0, before_T), batch._replace(first_key=head + 1), cache)
+            before_TE, own = states.index_select(0, before_T), batch._replace(first_key=head + 1)
+            is_last = head + 1 == self._num_drafts  # no head goes on from it: all but its entries is for nobody
+            if is_last and isinstance(model, RemembersDrafts):
+                model.remember(head, before_TE, own, cache)
+            else:
+                hidden_TE = model.draft(head, before_TE, own, cache)
         return logits
 
     def _drafting_batch(

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from workbench.border_view import StepBorders as StepBorders
     from workbench.border_view import step_borders as step_borders
     from workbench.breakpoints import Breakpoint as Breakpoint
+    from workbench.cluster import Cluster as Cluster
+    from workbench.cluster import ClusterError as ClusterError
     from workbench.comparison import Comparison as Comparison
     from workbench.comparison import compare as compare
     from workbench.events import Event as Event
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "StepBorders": "workbench.border_view",
     "step_borders": "workbench.border_view",
+    "Cluster": "workbench.cluster",
+    "ClusterError": "workbench.cluster",
     "Comparison": "workbench.comparison",
     "compare": "workbench.comparison",
     "compare_saved": "workbench.saved_comparison",

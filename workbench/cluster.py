@@ -7,6 +7,7 @@ is looked at is in :mod:`workbench.cluster_looking`.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -23,8 +24,10 @@ from workbench.cluster_views import Places
 from workbench.progress import waiting_line
 from workbench.stops import RunOutcome, Stop, StopCause
 
-_ROUND = 32
-"""Iterations that ranks run by themselves before they are asked again: a person may interrupt a run in between."""
+_MOST_ROUND = 32
+"""Iterations that ranks run by themselves, at most, before they are asked again."""
+_ROUND_S = 0.5
+"""They are so many that they take about as long: a person may interrupt a run in between."""
 _START_S = 180.0
 
 
@@ -171,14 +174,17 @@ class Cluster(ClusterLooking):
         """
         if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
             raise ClusterError(f"run(n) takes a number of iterations, at least 0; got {n!r}")
-        outcome = RunOutcome()
+        outcome, round_ = RunOutcome(), 1
         while outcome.iterations != n and not self.finished:
             begun, was_in_hand = self.places[0].begun, not are_between(self.places)
             if self._goes_by_phases:
                 outcome.extend(self._run_by_phases())
             else:
-                count = _ROUND if n is None else min(_ROUND, n - outcome.iterations)
+                begin_s = time.monotonic()
+                count = round_ if n is None else min(round_, n - outcome.iterations)
                 outcome.extend(self._asking.move("run", count, jump_to(self.places)))
+                is_short = time.monotonic() - begin_s < _ROUND_S / 2
+                round_ = min(2 * round_, _MOST_ROUND) if is_short else max(1, round_ // 2)
             held = held_text(self.places)
             if held is not None:
                 return self._stop(outcome, StopCause.BREAKPOINT, held)

@@ -48,9 +48,12 @@ class Asking:
         pending = [link.call(method, *args) for link in links]
         self._owed = list(zip(links, pending, strict=True))
         try:
-            return collect(links, pending, method.replace("_", " "), self._limit_s)
-        finally:
+            found = collect(links, pending, method.replace("_", " "), self._limit_s)
+        except ClusterError:
             self._owed = [(link, one) for link, one in self._owed if not one.wait(0)]
+            raise
+        self._owed = []
+        return found
 
     def _hear_owed(self) -> None:
         """Hear what an interrupt did not wait for."""
@@ -86,7 +89,7 @@ class Asking:
         Raises:
             ClusterError: naming the first of them.
         """
-        for place in self.places:
+        for place in sorted(self.places, key=lambda place: place.state != LOST):
             if place.state in ("failed", LOST):
                 what = "is lost" if place.state == LOST else "has failed"
                 raise ClusterError(

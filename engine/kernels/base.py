@@ -136,7 +136,8 @@ class Kernels(Protocol):
 
         Args:
             x_TI: Tokens.
-            ids_TK: [T, K] int64 in [0, X), the experts of each token, no two alike.
+            ids_TK: [T, K] int64, the experts of each token: in [0, X), no two alike, or X, which is nobody here: such a
+                pair adds nothing, and no weights are read for it. Its own weight must be 0.
             weights_TK: [T, K] float32 or float64, the experts' weights.
             up_XUI: First projection of every expert; with ``swiglu`` F gates, then F ups.
             down_XIF: Second projection of every expert.

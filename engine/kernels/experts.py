@@ -57,14 +57,15 @@ def cut(ids_TK: Tensor, num_experts: int) -> Blocks:
     num_tokens, top_k = (int(size) for size in ids_TK.shape)
     num_pairs, device = num_tokens * top_k, ids_TK.device
     places = torch.arange(num_pairs, device=device)
+    present_TK = ids_TK.clamp(max=num_experts - 1)  # nobody's pairs are computed like others', and count nothing
     if num_pairs <= num_experts:
-        return Blocks(ids_TK.flatten(), (places // top_k)[:, None], places.view(num_tokens, top_k))
+        return Blocks(present_TK.flatten(), (places // top_k)[:, None], places.view(num_tokens, top_k))
     size = -(-num_pairs // num_experts)
     groups = group(ids_TK, num_experts)
     start_X = torch.cat((groups.end_X.new_zeros(1), groups.end_X[:-1]))
     blocks_X = (groups.end_X - start_X + size - 1) // size
     end_X = blocks_X.cumsum(0)
-    expert_S = ids_TK.flatten()
+    expert_S = present_TK.flatten()
     first_S = ((end_X - blocks_X) * size - start_X).index_select(0, expert_S)
     place_S = groups.place_S + first_S
     num_blocks = most_blocks(num_pairs, num_experts, size)
@@ -140,6 +141,11 @@ def experts_grouped(
 
 
 def combine(out_PI: Tensor, place_TK: Tensor, weights_TK: Tensor) -> Tensor:
-    """[T, I]: the rows at each token's places times their weights, summed in the weights' dtype, in that order."""
+    """[T, I]: the rows at each token's places times their weights, summed in the weights' dtype, in that order.
+
+    What has weight 0 adds nothing, whatever stands there.
+    """
     out_TKI: Tensor = out_PI.index_select(0, place_TK.flatten()).unflatten(0, place_TK.shape)
-    return (out_TKI.to(weights_TK.dtype) * weights_TK[..., None]).sum(1).to(out_PI.dtype)
+    weight_TK1 = weights_TK[..., None]
+    weighted_TKI = torch.where(weight_TK1 == 0, 0, out_TKI.to(weights_TK.dtype) * weight_TK1)
+    return weighted_TKI.sum(1).to(out_PI.dtype)

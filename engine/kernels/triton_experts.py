@@ -78,6 +78,7 @@ def up_kernel(
     ids,
     up,
     inner,
+    num_experts,
     INPUTS: tl.constexpr,
     SIZE: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -86,7 +87,7 @@ def up_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One program BLOCK_N of the SIZE inner values of a pair: ``inner`` [pairs, SIZE]."""
+    """One program BLOCK_N of the SIZE inner values of a pair: ``inner`` [pairs, SIZE]; zeros for nobody's."""
     pair = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
@@ -96,6 +97,7 @@ def up_kernel(
         gdc_wait()
     rows: tl.constexpr = 2 * SIZE if IS_SWIGLU else SIZE
     expert = tl.load(ids + pair)
+    has_n = has_n & (expert < num_experts)
     tile = up + (expert * rows + n[:, None].to(tl.int64)) * INPUTS + k[None, :]
     token = x + (pair // TOP_K) * INPUTS
     partial = tl.zeros((BLOCK_N, BLOCK_K), dtype=tl.float32)
@@ -123,6 +125,7 @@ def down_kernel(
     weights,
     down,
     out,
+    num_experts,
     OUTPUTS: tl.constexpr,
     SIZE: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -147,7 +150,8 @@ def down_kernel(
         for begin in tl.static_range(0, SIZE, BLOCK_K):
             has_k = begin + k < SIZE
             value = tl.load(inner + pair * SIZE + begin + k, mask=has_k, other=0.0).to(tl.float32) * weight
-            w = tl.load(tile + begin, mask=has_n & has_k[None, :], other=0.0).to(tl.float32)
+            inside = has_n & has_k[None, :] & (expert < num_experts)
+            w = tl.load(tile + begin, mask=inside, other=0.0).to(tl.float32)
             partial += w * value[None, :]
     tl.store(out + token * OUTPUTS + n, tl.sum(partial, 1).to(out.dtype.element_ty), mask=n < OUTPUTS)
 
@@ -174,5 +178,7 @@ def combine_kernel(
     for number in tl.range(0, TOP_K):
         pair = token * TOP_K + number
         row = tl.load(places + pair)
-        total += tl.load(rows + row * OUTPUTS + n, mask=inside, other=0.0).to(tl.float32) * tl.load(weights + pair)
+        weight = tl.load(weights + pair)
+        # What nobody here computed may hold anything.
+        total += tl.load(rows + row * OUTPUTS + n, mask=inside & (weight != 0.0), other=0.0).to(tl.float32) * weight
     tl.store(out + token * OUTPUTS + n, total.to(out.dtype.element_ty), mask=inside)

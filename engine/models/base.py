@@ -134,6 +134,15 @@ class DraftingModel(Model, Protocol):
 
 
 @runtime_checkable
+class RemembersDrafts(Protocol):
+    """A model with draft heads that can leave out of one what nobody reads."""
+
+    def remember(self, head: int, before_TE: Tensor, batch: ForwardBatch, cache: LayerCache) -> None:
+        """What :meth:`DraftingModel.draft` writes, and no more: of the last head in use, behind a forward."""
+        ...
+
+
+@runtime_checkable
 class RecurrentModel(Model, Protocol):
     """A model whose states of slots can be kept in several ways.
 

@@ -56,13 +56,19 @@ class SelfAttention(nn.Module):
         self, x_TE: Tensor, norm: RMSNorm, tables: tuple[Tensor, Tensor], batch: ForwardBatch, cache: LayerCache
     ) -> Tensor:
         """``x`` plus the attention over ``norm`` of x."""
-        qkv_TI = self.kernels.norm_linear(x_TE, norm, self.qkv.weight, self.qkv.bias)
-        head_norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
-        q_THD = self.kernels.rotate_and_append(
-            qkv_TI.unflatten(1, (-1, self.head_dim)), head_norms, tables, cache, batch.slots_T
-        )
+        q_THD = self.remember(x_TE, norm, tables, batch, cache)
         out_THD = self.attention.attend(q_THD, cache, batch, scale=self.head_dim**-0.5, window=self.window)
         return self.kernels.linear_add(out_THD.flatten(1), self.out, x_TE)
+
+    def remember(
+        self, x_TE: Tensor, norm: RMSNorm, tables: tuple[Tensor, Tensor], batch: ForwardBatch, cache: LayerCache
+    ) -> Tensor:
+        """Write keys and values; gives the queries [T, H, D]."""
+        qkv_TI = self.kernels.norm_linear(x_TE, norm, self.qkv.weight, self.qkv.bias)
+        head_norms = None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
+        return self.kernels.rotate_and_append(
+            qkv_TI.unflatten(1, (-1, self.head_dim)), head_norms, tables, cache, batch.slots_T
+        )
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
         """Where each checkpoint tensor goes; q, k and v are row ranges of the fused projection."""
@@ -289,6 +295,12 @@ class DecoderModel(nn.Module):
         one = self._draft_heads()[head]
         x_TE = one.join(functional.embedding(batch.token_ids_T, self.embedding), before_TE)
         return one.finish(one.layers[0](x_TE, self._tables(batch), batch, cache))
+
+    def remember(self, head: int, before_TE: Tensor, batch: ForwardBatch, cache: LayerCache) -> None:
+        """See :class:`engine.models.base.RemembersDrafts`."""
+        one = self._draft_heads()[head]
+        x_TE, layer = one.join(functional.embedding(batch.token_ids_T, self.embedding), before_TE), one.layers[0]
+        layer.attention.remember(x_TE, layer.attention_norm, self._tables(batch), batch, cache)  # type: ignore[operator,union-attr]
 
     def draft_logits(self, head: int, hidden_LE: Tensor) -> Tensor:
         """Logits [L, V] of one head's hidden states, by the model's own output matrix."""

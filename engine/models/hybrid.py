@@ -58,11 +58,15 @@ class HybridAttention(nn.Module):
 
     def forward(self, x_TE: Tensor, norm: RMSNorm, tables: Tables, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """What goes into ``out``: the attention over ``norm`` of x; [T, H * D]."""
+        q_THD = self.remember(x_TE, norm, tables, batch, cache)
+        return self.attention.attend(q_THD, cache, batch, scale=self.config.scale).flatten(1)
+
+    def remember(self, x_TE: Tensor, norm: RMSNorm, tables: Tables, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """Write keys and values; gives the queries [T, H, D]."""
         qkv_TYD = self.kernels.norm_linear(x_TE, norm, self.qkv.weight, self.qkv.bias).unflatten(
             1, (-1, self.config.head_dim)
         )
-        q_THD = self.kernels.rotate_and_append(qkv_TYD, None, tables, cache, batch.slots_T)
-        return self.attention.attend(q_THD, cache, batch, scale=self.config.scale).flatten(1)
+        return self.kernels.rotate_and_append(qkv_TYD, None, tables, cache, batch.slots_T)
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
         """Where each checkpoint tensor goes; q, k and v are row ranges of the fused projection."""
@@ -183,6 +187,7 @@ class HybridModel(nn.Module):
         # None when tied: torch.jit refuses to trace a module that holds one parameter under two names.
         self.head = None if config.tie_word_embeddings else empty(config.vocab_size, config.hidden_size, **placement)
         kinds = [spec.kind for spec in config.layers]
+        kinds += [spec.kind for head in config.draft_heads for spec in head]
         self.wants_real_tokens = LayerKind.MOE in kinds
         self.register_buffer("frequencies", self._frequencies(placement["device"]), persistent=False)
 
@@ -354,6 +359,17 @@ class HybridModel(nn.Module):
         for layer in cast(Iterable[ResidualLayer], one.layers):
             x_TE = layer(x_TE, tables, batch, cache if layer.spec.kind is LayerKind.ATTENTION else None)
         return one.finish(x_TE)
+
+    def remember(self, head: int, before_TE: Tensor, batch: ForwardBatch, cache: LayerCache) -> None:
+        """See :class:`engine.models.base.RemembersDrafts`."""
+        one, tables = self._draft_heads()[head], self._tables(batch)
+        assert tables is not None
+        x_TE = one.join(self._embedded(batch), before_TE)
+        for layer in cast(Iterable[ResidualLayer], one.layers):
+            if isinstance(layer.mixer, HybridAttention):
+                layer.mixer.remember(x_TE, layer.norm, tables, batch, cache)
+                return  # the one layer with a cache
+            x_TE = layer(x_TE, tables, batch, None)
 
     def draft_logits(self, head: int, hidden_LE: Tensor) -> Tensor:
         """Logits [L, V] of hidden states behind a norm: those of a head, or the model's own (-1)."""

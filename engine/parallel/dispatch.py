@@ -73,8 +73,7 @@ class GatherDispatch:
         x_SI, ids_SK, weights_SK = gather_tokens(x_TI, ids_TK, weights_TK, expert_tokens, self._ranks)
         part = self._part
         is_here_SK = (ids_SK >= part.start) & (ids_SK < part.stop)
-        # What is not here counts nothing, whichever of these experts is computed in its place.
-        local_SK = torch.where(is_here_SK, ids_SK - part.start, 0)
+        local_SK = torch.where(is_here_SK, ids_SK - part.start, len(part))  # nobody here
         out_SI = compute(x_SI, local_SK, torch.where(is_here_SK, weights_SK, 0))
         return sum_over_ranks(out_SI, self._ranks)[:num_tokens]
 

@@ -10,13 +10,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from time import perf_counter_ns
 from typing import Any, Literal
 
 Place = Literal["host", "device"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Collective:
     """One thing that all ranks do together."""
 
@@ -30,7 +31,12 @@ class Collective:
     num_bytes: int
     """That this rank gives. Of an ``exchange``, whose sizes differ from rank to rank, of one token."""
     is_dummy: bool = False
-    """Whether this rank had no work of its own in it; the one field in which ranks may differ."""
+    """Whether this rank had no work of its own in it; ranks may differ in that, and in times."""
+    begin_ns: int = field(default=0, compare=False)
+    """When this rank came to it, by the clock of its traces; 0: unknown, as of what a graph does by itself."""
+    end_ns: int = field(default=0, compare=False)
+    """When it went on: from then on all had come. 0: unknown, or it has not gone on. On CUDA the host's times, which
+    only enqueues it."""
 
     def is_partner_of(self, other: Collective) -> bool:
         """Whether two ranks may do them together."""
@@ -61,17 +67,21 @@ class CollectiveLog:
         self.purpose, self.iteration, self.is_dummy = "capture", -1, False
         """What the device's collectives are for at present; set by the work that issues them."""
 
-    def add(self, place: Place, kind: str, purpose: str, iteration: int, num_bytes: int) -> None:
-        """Note one that begins."""
-        self._append(Collective(place, kind, purpose, iteration, num_bytes, self.is_dummy and place == "device"))
+    def add(self, place: Place, kind: str, purpose: str, iteration: int, num_bytes: int) -> Collective:
+        """Note one that begins; who does it notes when it ends."""
+        one = Collective(place, kind, purpose, iteration, num_bytes, begin_ns=perf_counter_ns())
+        self._append(one)
+        return one
 
-    def add_device(self, kind: str, num_bytes: int) -> None:
-        """Note one of the device, for what it is at: :attr:`purpose`."""
+    def add_device(self, kind: str, num_bytes: int) -> Collective:
+        """Note one of the device that begins, for what it is at: :attr:`purpose`."""
         one = Collective("device", kind, self.purpose, self.iteration, num_bytes, self.is_dummy)
         if self._captured is None:
+            one.begin_ns = perf_counter_ns()
             self._append(one)
         else:
             self._captured.append(one)
+        return one
 
     def _append(self, one: Collective) -> None:
         with self._lock:
@@ -101,7 +111,7 @@ class CollectiveLog:
     def replay(self, captured: Sequence[Collective]) -> None:
         """Note the collectives that a captured graph repeats."""
         for one in captured:
-            self.add_device(one.kind, one.num_bytes)
+            self.add_device(one.kind, one.num_bytes).begin_ns = 0
 
     def counts(self) -> dict[Place, int]:
         """How many there were since the log was made, those no longer kept included."""

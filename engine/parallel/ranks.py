@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from itertools import count
+from time import perf_counter_ns
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -59,8 +60,9 @@ class Ranks(ABC):
         assert len(values) <= NUM_VALUES - 2
         mine = np.zeros(NUM_VALUES, dtype=np.int64)
         mine[0], mine[1], mine[2 : 2 + len(values)] = TOPICS.index(topic), iteration, values
-        self.log.add("host", "agree", topic, iteration, mine.nbytes)
+        noted = self.log.add("host", "agree", topic, iteration, mine.nbytes)
         all_ = self._exchange_values(mine, f"the agreement on {topic} of iteration {iteration}")
+        noted.end_ns = perf_counter_ns()
         for rank, row in enumerate(all_):
             there, number = TOPICS[int(row[0])], int(row[1])
             if there == FAILED:
@@ -78,13 +80,17 @@ class Ranks(ABC):
         Raises:
             RankError: as :meth:`agree`; on the thread device it comes with the next wait.
         """
-        self.log.add_device("gather", x.nbytes)
-        return self._gather(x.contiguous())
+        noted = self.log.add_device("gather", x.nbytes)
+        all_ = self._gather(x.contiguous())
+        noted.end_ns = perf_counter_ns()
+        return all_
 
     def sum(self, x: Tensor) -> Tensor:
         """[T, ...]: this rank's part of the sum of all ranks' ``x`` [size * T, ...]. On the device."""
-        self.log.add_device("sum", x.nbytes)
-        return self._sum(x.contiguous())
+        noted = self.log.add_device("sum", x.nbytes)
+        part = self._sum(x.contiguous())
+        noted.end_ns = perf_counter_ns()
+        return part
 
     def exchange(self, x: Tensor, counts: Sequence[int]) -> tuple[Tensor, list[int]]:
         """Give ``counts[r]`` rows of ``x`` to rank r, in order, and take what each has for this one.
@@ -94,8 +100,10 @@ class Ranks(ABC):
         Returns:
             The rows, rank 0's first, and how many came from each.
         """
-        self.log.add_device("exchange", x[:1].nbytes if len(x) else x.new_empty((1, *x.shape[1:])).nbytes)
-        return self._exchange(x.contiguous(), list(counts))
+        noted = self.log.add_device("exchange", x.new_empty((1, *x.shape[1:])).nbytes)
+        found = self._exchange(x.contiguous(), list(counts))
+        noted.end_ns = perf_counter_ns()
+        return found
 
     # -- what is under it ------------------------------------------------------------------------------------------
 

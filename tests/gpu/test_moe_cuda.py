@@ -94,6 +94,20 @@ class TestWays:
         # A square doubles its input's relative error.
         check(out, TorchKernels().experts(*wide(arguments), activation), slack=2.0 if activation == "relu2" else 1.0)
 
+    @pytest.mark.parametrize("way", WAYS)
+    @pytest.mark.parametrize("sizes", SIZES)
+    @pytest.mark.parametrize("tokens", [1, 33])
+    def test_pairs_that_are_nobodys_add_nothing(self, way: str, sizes: tuple[int, int, int, int], tokens: int) -> None:
+        """As where the other experts are on other ranks."""
+        x, ids, weights, up, down = world(tokens, sizes, "swiglu", HALF)
+        is_here = ids % 2 == 1
+        weights = torch.where(is_here, weights, 0)
+        expected = TorchKernels().experts(*wide([x, ids, weights, up, down]), "swiglu")
+
+        out = WAYS[way](x, torch.where(is_here, ids, sizes[0]), weights, up, down, activation="swiglu")
+
+        check(out, expected)
+
     @pytest.mark.parametrize("way", ["pairs", "blocks"])
     @pytest.mark.parametrize("sizes", [(5, 2, 50, 33), (3, 1, 7, 101)])
     def test_sizes_that_fit_no_tile(self, way: str, sizes: tuple[int, int, int, int]) -> None:

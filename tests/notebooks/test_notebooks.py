@@ -24,6 +24,7 @@ OVERLAP = ROOT / "notebooks" / "02_overlap.ipynb"
 GATED = ROOT / "notebooks" / "03_graph_aware_admission.ipynb"
 HYBRID = ROOT / "notebooks" / "04_hybrid_and_mtp.ipynb"
 PREFIX = ROOT / "notebooks" / "05_prefix_cache.ipynb"
+RANKS = ROOT / "notebooks" / "06_expert_parallel.ipynb"
 NSIGHT = ROOT / "notebooks" / "07_nsight.ipynb"
 POLICY = ROOT / "notebooks" / "08_your_own_policy.ipynb"
 WITHOUT_NSYS = "import os\nos.environ['WORKBENCH_NSYS'] = '/nowhere/nsys'"
@@ -209,6 +210,28 @@ class TestPrefixCache:
         pages = [o.data["text/html"] for cell in notebook.cells for o in cell.get("outputs", []) if "data" in o
                  and "text/html" in o.data and "prefix cache" in o.data["text/html"]]  # fmt: skip
         assert len(pages) == 2, "the block map before and after"
+
+
+class TestExpertParallel:
+    def test_steps_processes_together_finds_equal_accounts_and_names_who_left_its_work_out(self) -> None:
+        notebook = run_notebook(RANKS)
+        text = printed(notebook)
+
+        assert re.search(r"rank 0 mtp_primer +admit +\| rank 1 mtp_dummy +·", text), "dummy work does not admit"
+        assert re.search(r"rank 0 mtp_\w+ +forward +\| rank 1 .* forward", text), "all go at once where they meet"
+        assert "nothing is left to do at any rank" in text
+        assert "same tokens: True" in text
+        assert "waited 1 s for the gather of a forward; rank 1 did not come" in text
+        assert re.search(r"first difference: device collective \d+ differs; rank 0: gather.*; rank 1: nothing", text)
+        shown = [output.data for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
+        plain = [data["text/plain"] for data in shown]
+        assert any(
+            re.match(r"2 ranks did the same, in the same order: \d+ of the host and \d+ of", one) for one in plain
+        )
+        (dummies,) = [re.findall(r"^rank \d.* (\d+)$", one, re.MULTILINE) for one in plain if "dummy iterations" in one]
+        assert int(dummies[1]) > int(dummies[0]), "rank 1 had less to do"
+        assert any("imbalance of ranks" in one for one in plain)
+        assert sum("application/vnd.jupyter.widget-view+json" in data for data in shown) == 1
 
 
 class TestYourOwnPolicy:

@@ -90,5 +90,11 @@ class TestReadme:
         assert "tokens/s" in shown
         assert "if device forward × 0.5: mean step" in shown
 
+    @pytest.mark.timeout(60)
+    def test_ranks_step_together(self, capsys: pytest.CaptureFixture[str]) -> None:
+        exec(compile(block_with("from workbench import Cluster"), "README.md", "exec"), {})
+
+        assert "all meet" in capsys.readouterr().out
+
     def test_unknown_architectures_point_to_the_section_that_exists(self) -> None:
         assert "\n## Your model\n" in README

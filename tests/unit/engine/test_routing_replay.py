@@ -1,4 +1,4 @@
-"""Recordings at the door and in files, weights of experts that were not chosen, and choices on their way to a forward."""
+"""Recordings at the door and in files, weights of experts that were told, and choices on their way to a forward."""
 
 from __future__ import annotations
 

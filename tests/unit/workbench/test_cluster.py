@@ -117,6 +117,19 @@ class TestEveryMix:
                 assert c.finished
 
 
+class TestThreadDevice:
+    @pytest.mark.parametrize("mode", ["async", "legacy"])
+    def test_where_devices_wait_for_one_another_by_themselves_no_phase_hangs(self, mode: str) -> None:
+        options = {"mode": mode, "speculative_tokens": 2}
+        expected = alone(late_on_the_other, **options)
+        with cluster(device="cpu", graphs=None, **options) as c:
+            late_on_the_other(c)
+            mixed(c)
+            c.check_collectives()
+
+            assert tokens(c) == expected
+
+
 class TestModeSwitch:
     @pytest.mark.parametrize("drive", [by_phases, by_steps])
     def test_in_mid_flight_changes_no_token(self, drive: Act) -> None:
@@ -333,3 +346,27 @@ class TestViews:
             traces = c.traces()
             assert [(one.rank, one.offset_ns, one.error_ns) for one in traces] == [(0, 0, 0), (1, 0, 0)]
             assert [len(one.trace.records.iterations) for one in traces] == [len(c.sessions[0].iterations())] * 2
+
+
+class TestInterrupts:
+    def test_leave_ranks_where_the_next_call_finds_them(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from workbench import cluster_asking
+
+        honest, calls = cluster_asking.collect, 0
+
+        def interrupted(*args: Any) -> list[Any]:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                raise KeyboardInterrupt
+            return honest(*args)
+
+        with cluster() as c:
+            both(c)
+            monkeypatch.setattr(cluster_asking, "collect", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                c.run(2)
+            c.run()
+            c.check_collectives()
+
+            assert tokens(c) == alone(both)

@@ -22,8 +22,8 @@ def plain_grouped_mm(rows_SA: Tensor, matrix_XAB: Tensor, end_X: Tensor) -> Tens
     for matrix, end in zip(matrix_XAB, end_X.tolist(), strict=True):
         out.append(rows_SA[begin:end] @ matrix)
         begin = end
-    assert begin == rows_SA.shape[0]
-    return torch.cat(out)
+    nobody = torch.full((rows_SA.shape[0] - begin, matrix_XAB.shape[2]), torch.nan, dtype=rows_SA.dtype)
+    return torch.cat([*out, nobody])
 
 
 def torch_grouped_mm(rows_SA: Tensor, matrix_XAB: Tensor, end_X: Tensor) -> Tensor:
@@ -76,6 +76,28 @@ def test_every_way_equals_a_loop(num_tokens: int, num_experts: int, top_k: int, 
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(grouped, expected, atol=1e-12, rtol=1e-12)
     torch.testing.assert_close(single, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("num_tokens", "num_experts", "top_k"), SIZES)
+def test_a_pair_that_is_nobodys_here_adds_nothing(num_tokens: int, num_experts: int, top_k: int) -> None:
+    """As where the other experts are on other ranks; what stands in its place may be anything."""
+    generator = torch.Generator().manual_seed(2)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    ids_TK = routes(num_tokens, num_experts, top_k, "any")
+    is_here_TK = torch.rand(ids_TK.shape, generator=generator) < 0.4
+    x_TI, weights_TK = random(num_tokens, 24), torch.where(is_here_TK, random(num_tokens, top_k), 0)
+    up_XUI, down_XIF = random(num_experts, 40, 24) / 5, random(num_experts, 24, 20) / 5
+    expected = by_hand(x_TI, ids_TK, weights_TK, up_XUI, down_XIF, swiglu)
+    arguments = (x_TI, torch.where(is_here_TK, ids_TK, num_experts), weights_TK, up_XUI, down_XIF)
+
+    found = TorchKernels().experts(*arguments, "swiglu")
+    grouped = experts_grouped(*arguments, swiglu, plain_grouped_mm, combine)
+
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(grouped, expected, atol=1e-12, rtol=1e-12)
 
 
 @settings(max_examples=60, deadline=None)
