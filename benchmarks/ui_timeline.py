@@ -52,8 +52,8 @@ class RecordedTrace:
     def running(self) -> list[UnfinishedWork]:
         return []
 
-    def iterations(self) -> list[IterationRecord]:
-        return list(self._iterations)
+    def iterations(self, newest: int | None = None) -> list[IterationRecord]:
+        return list(self._iterations) if newest is None else self._iterations[-newest:]
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from engine.errors import EnginePausedError as EnginePausedError
     from engine.errors import IterationFailedError as IterationFailedError
     from engine.errors import MidIterationError as MidIterationError
-    from engine.errors import NotAvailableError as NotAvailableError
     from engine.errors import PolicyError as PolicyError
+    from engine.errors import RankError as RankError
     from engine.errors import RequestError as RequestError
     from engine.models.registry import register_model as register_model
     from engine.phases import Order as Order
@@ -42,8 +42,8 @@ _HOMES = {
     "EnginePausedError": "engine.errors",
     "IterationFailedError": "engine.errors",
     "MidIterationError": "engine.errors",
-    "NotAvailableError": "engine.errors",
     "PolicyError": "engine.errors",
+    "RankError": "engine.errors",
     "RequestError": "engine.errors",
     "register_model": "engine.models.registry",
     "Order": "engine.phases",

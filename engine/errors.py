@@ -11,10 +11,6 @@ class ConfigError(EngineError, ValueError):
     """A configuration value is not usable; the message names the field, what was expected and what came."""
 
 
-class NotAvailableError(ConfigError):
-    """The option exists but its feature has not been built yet."""
-
-
 class CheckpointError(EngineError, ValueError):
     """A checkpoint is missing, damaged, or of a kind this engine does not load."""
 

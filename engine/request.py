@@ -210,7 +210,7 @@ class RequestOutput:
     timings: RequestTimings
     num_cached_tokens: int = 0
     """Prompt tokens whose computation a prefix hit skipped."""
-    routing: NDArray[np.int16] | None = field(default=None, compare=False)
+    routing: NDArray[np.int16] | None = field(default=None, compare=False, repr=False)
     """With ``routing_replay``, in the last output: [tokens, layers with experts, experts of a token] which experts each
     token of prompt and output went to, but for the last one, which no forward has read. Fewer tokens if it ended before
     its prompt was read."""

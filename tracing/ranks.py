@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tracing.analysis import dummy_work, is_rank_wait
 from tracing.canonical import sorted_spans
 from tracing.chrome import write_chrome_trace
-from tracing.intervals import Interval, length, merge
+from tracing.intervals import Interval, intersect, length, merge
 from tracing.records import DUMMY_ORDERS, Category, IterationRecord, RequestRecord, Span
 from tracing.text_table import aligned
 from tracing.trace import Records, Trace
@@ -62,6 +62,18 @@ def clock_offset(round_trips: Iterable[tuple[int, int, int]]) -> ClockOffset:
     return ClockOffset(middle_ns - best.remote_ns, (best.received_ns - best.sent_ns + 1) // 2)
 
 
+class CollectiveSpan(NamedTuple):
+    """What a rank's device spent in one thing that all ranks do together, from coming to it until going on."""
+
+    begin_ns: int
+    end_ns: int
+    kind: str
+    """``gather``, ``sum``, ``exchange``."""
+    purpose: str
+    """What it belongs to: ``forward`` or ``draft``."""
+    iteration: int
+
+
 @dataclass(frozen=True, slots=True)
 class RankTrace:
     """What one rank recorded, and how its clock lies to rank 0's."""
@@ -72,6 +84,9 @@ class RankTrace:
     """To be added to its times. Ranks of one machine share CLOCK_MONOTONIC: 0."""
     error_ns: int = 0
     """Bound on what the offset is off by."""
+    collectives: Sequence[tuple[int, int, str, str, int]] = ()
+    """Those inside its device's work, each a :class:`CollectiveSpan` or its values, on its own clock. None: their times
+    are not known, as on CUDA."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,6 +97,8 @@ class RanksTrace:
     """A rank each, by rank; their times are rank 0's."""
     error_ns: int
     """Bound on what any of them is off by; device lanes besides by their own ``device_clock_error_ns``."""
+    collectives: tuple[tuple[CollectiveSpan, ...], ...] = ()
+    """Of each rank, by begin, on rank 0's clock; empty where nothing is known."""
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
@@ -120,7 +137,11 @@ def on_one_clock(ranks: Iterable[RankTrace]) -> RanksTrace:
     numbers = [one.rank for one in ordered]
     if not numbers or len(set(numbers)) < len(numbers):
         raise ValueError(f"ranks must be one trace of each rank, got those of {numbers or 'none'}")
-    return RanksTrace(tuple(map(_shifted, ordered)), max(one.error_ns for one in ordered))
+    return RanksTrace(
+        traces=tuple(map(_shifted, ordered)),
+        error_ns=max(one.error_ns for one in ordered),
+        collectives=tuple(map(_shifted_collectives, ordered)),
+    )
 
 
 def _shifted(one: RankTrace) -> Trace:
@@ -138,6 +159,12 @@ def _shifted(one: RankTrace) -> Trace:
 def _shifted_span(span: Span, by_ns: int) -> Span:
     enqueued_ns = None if span.enqueued_ns is None else span.enqueued_ns + by_ns
     return replace(span, start_ns=span.start_ns + by_ns, end_ns=span.end_ns + by_ns, enqueued_ns=enqueued_ns)
+
+
+def _shifted_collectives(one: RankTrace) -> tuple[CollectiveSpan, ...]:
+    begun = sorted(CollectiveSpan(*row) for row in one.collectives)
+    by_ns = one.offset_ns
+    return tuple(row._replace(begin_ns=row.begin_ns + by_ns, end_ns=row.end_ns + by_ns) for row in begun)
 
 
 def _shifted_iteration(record: IterationRecord, by_ns: int) -> IterationRecord:
@@ -172,6 +199,8 @@ class RankRow:
     """Device compute without rows of the rank."""
     wait_share: float
     """The host waits for other ranks."""
+    collective_share: float | None
+    """Of the time that device compute is busy: inside collectives. None where their times are not known."""
     tokens: int
     """Given to the rank's requests."""
     num_iterations: int
@@ -189,10 +218,13 @@ class RanksSummary:
     rows: tuple[RankRow, ...]
 
     def __str__(self) -> str:
-        head = ["", "busy %", "dummy %", "waits for ranks %", "tokens", "iterations", "dummy iterations"]
-        lines = aligned([head, *([f"rank {row.rank}", *_cells(row)] for row in self.rows)], words=1)
+        has_collectives = any(row.collective_share is not None for row in self.rows)
+        shares = ["busy %", "dummy %", "waits for ranks %", *(["in collectives %"] if has_collectives else [])]
+        head = ["", *shares, "tokens", "iterations", "dummy iterations"]
+        lines = aligned([head, *([f"rank {row.rank}", *_cells(row, has_collectives)] for row in self.rows)], words=1)
         foot = f"of {self.stretch_ns / 1e6:,.3f} ms, from the first to the last work of any rank"
-        return "\n".join([*lines, f"{foot}; clocks agree within {self.error_ns / 1e3:,.1f} µs"])
+        of_busy = ["in collectives: of the time that the rank's device is busy"] if has_collectives else []
+        return "\n".join([*lines, f"{foot}; clocks agree within {self.error_ns / 1e3:,.1f} µs", *of_busy])
 
     def __repr__(self) -> str:
         return str(self)
@@ -205,7 +237,9 @@ def ranks_summary(merged: RanksTrace) -> RanksSummary:
     """Busy, dummy and waiting shares, and tokens, by rank."""
     moments = [moment for trace in merged.traces for moment in _ends(trace)]
     stretch_ns = max(moments, default=0) - min(moments, default=0)
-    rows = tuple(_row(trace, max(stretch_ns, 1)) for trace in merged.traces)
+    collectives = merged.collectives or ((),) * len(merged.traces)
+    ranks = zip(merged.traces, collectives, strict=True)
+    rows = tuple(_row(trace, rows, max(stretch_ns, 1)) for trace, rows in ranks)
     return RanksSummary(stretch_ns, merged.error_ns, rows)
 
 
@@ -217,7 +251,7 @@ def _ends(trace: Trace) -> list[int]:
     return [min(start for start, _ in found), max(end for _, end in found)] if found else []
 
 
-def _row(trace: Trace, stretch_ns: int) -> RankRow:
+def _row(trace: Trace, collectives: Sequence[CollectiveSpan], stretch_ns: int) -> RankRow:
     spans, records = trace.records.spans, trace.records.iterations
     compute = device_union(spans)
     waits = merge((span.start_ns, span.end_ns) for span in spans if is_rank_wait(span))
@@ -226,15 +260,23 @@ def _row(trace: Trace, stretch_ns: int) -> RankRow:
         busy_share=length(compute) / stretch_ns if compute else None,
         dummy_share=length(dummy_work(spans)) / stretch_ns if compute else None,
         wait_share=length(waits) / stretch_ns,
+        collective_share=_collective_share(compute, collectives),
         tokens=sum(record.new_tokens for record in records),
         num_iterations=len(records),
         num_dummy=sum(record.order in DUMMY_ORDERS for record in records),
     )
 
 
-def _cells(row: RankRow) -> Sequence[str]:
-    shares = [
-        "no samples" if share is None else f"{100 * share:.1f}"
-        for share in (row.busy_share, row.dummy_share, row.wait_share)
+def _collective_share(compute: Sequence[Interval], collectives: Sequence[CollectiveSpan]) -> float | None:
+    if not compute or not collectives:
+        return None
+    inside = intersect(compute, merge((one.begin_ns, one.end_ns) for one in collectives))
+    return length(inside) / length(compute)
+
+
+def _cells(row: RankRow, has_collectives: bool) -> Sequence[str]:
+    shares = [row.busy_share, row.dummy_share, row.wait_share, *([row.collective_share] if has_collectives else [])]
+    return [
+        *("no samples" if share is None else f"{100 * share:.1f}" for share in shares),
+        *(f"{count:,}" for count in (row.tokens, row.num_iterations, row.num_dummy)),
     ]
-    return [*shares, *(f"{count:,}" for count in (row.tokens, row.num_iterations, row.num_dummy))]

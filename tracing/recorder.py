@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Any
@@ -376,13 +377,30 @@ class Recorder:
             if not columns.extra[slot].done()
         ]
 
-    def iterations(self) -> list[IterationRecord]:
+    def iterations(self, newest: int | None = None) -> list[IterationRecord]:
         """Records of the iterations of which no span was lost, oldest first.
 
         Device work beside the newest may not have ended: :func:`tracing.edges.judged` says which of them that concerns.
+
+        Args:
+            newest: Only the last so many, so that a look at a long trace costs what it brings.
         """
         self._drop_incomplete()
-        return list(self._iterations)
+        if newest is None:
+            return list(self._iterations)
+        return list(islice(reversed(self._iterations), max(newest, 0)))[::-1]
+
+    @property
+    def num_iterations(self) -> int:
+        """How many :meth:`iterations` are there."""
+        self._drop_incomplete()
+        return len(self._iterations)
+
+    @property
+    def oldest_iteration(self) -> IterationRecord | None:
+        """The first of them."""
+        self._drop_incomplete()
+        return self._iterations[0] if self._iterations else None
 
     def clear(self) -> None:
         """Forget everything recorded. An open iteration stays open; device work in flight is forgotten too.

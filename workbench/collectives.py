@@ -8,6 +8,7 @@ from html import escape
 from itertools import zip_longest
 
 from engine.parallel.log import Collective, Difference, Place, first_difference
+from tracing.ranks import CollectiveSpan
 from workbench.bars import dummy_fill
 from workbench.display import text_table
 
@@ -19,6 +20,7 @@ _HEAD = ("number", "where", "kind", "purpose", "iteration", "bytes")
 _DUMMY_FILL = dummy_fill("#DCE3EA")
 _DIFFERENT = "#F6C6CE"
 _CELL = "padding:1px 8px;font-size:12px;text-align:left"
+_NUMBER = "padding:1px 8px;font-size:12px;text-align:right"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,11 @@ class CollectiveRow:
         if not one.is_partner_of(self.first):
             return str(one)
         return "dummy" if one.is_dummy else "✓"
+
+    def waited_us(self, rank: int) -> float | None:
+        """Microseconds from when a rank came to it until it went on; None: not known, or it has not gone on."""
+        one = self.by_rank[rank]
+        return None if one is None or not has_times(one) else (one.end_ns - one.begin_ns) / 1e3
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -78,9 +85,14 @@ class CollectivesTable:
     def __str__(self) -> str:
         shown = self.shown()
         ranks = range(self.num_ranks)
-        head = ("", *_HEAD, *(f"rank {rank}" for rank in ranks))
+        head = ("", *_HEAD, *(name for rank in ranks for name in _names(rank)))
         rows = [
-            ("→" if self.is_different(row) else "", *_facts(row), *(row.cell(rank) for rank in ranks)) for row in shown
+            (
+                "→" if self.is_different(row) else "",
+                *_facts(row),
+                *(text for rank in ranks for text in _cells(row, rank)),
+            )
+            for row in shown
         ]
         return "\n".join([self.verdict, *text_table(head, rows), *self._rest(len(shown))])
 
@@ -90,7 +102,8 @@ class CollectivesTable:
     def _repr_html_(self) -> str:
         shown = self.shown()
         head = "".join(f"<th style='{_CELL}'>{name}</th>" for name in _HEAD)
-        head += "".join(f"<th style='{_CELL}'>rank {rank}</th>" for rank in range(self.num_ranks))
+        names = [name for rank in range(self.num_ranks) for name in _names(rank)]
+        head += "".join(f"<th style='{_CELL}'>{name}</th>" for name in names)
         lines = "".join(self._html_line(row) for row in shown)
         foot = "".join(
             f"<div style='font-size:11px;opacity:.8'>{escape(line)}</div>" for line in self._rest(len(shown))
@@ -107,7 +120,8 @@ class CollectivesTable:
         for rank, one in enumerate(row.by_rank):
             is_hatched = one is not None and one.is_dummy and not is_different
             fill = f";background:{_DUMMY_FILL};color:#000" if is_hatched else ""
-            cells += f"<td style='{_CELL}{fill}'>{escape(row.cell(rank))}</td>"
+            did, waited = _cells(row, rank)
+            cells += f"<td style='{_CELL}{fill}'>{escape(did)}</td><td style='{_NUMBER}'>{waited}</td>"
         return f"<tr{style}>{cells}</tr>"
 
     def _rest(self, num_shown: int) -> list[str]:
@@ -123,6 +137,29 @@ def collectives_table(logs: Sequence[Sequence[Collective]]) -> CollectivesTable:
     """
     host, device = (list(_rows_of(place, logs)) for place in _PLACES)
     return CollectivesTable(len(logs), tuple(_merged(host, device)), first_difference(logs))
+
+
+def has_times(one: Collective) -> bool:
+    """Whether it is known when a rank came to it and when it went on."""
+    return bool(one.begin_ns and one.end_ns)
+
+
+def device_spans(log: Sequence[Collective]) -> list[CollectiveSpan]:
+    """What a rank's device spent in collectives, where that is known: for :class:`~tracing.ranks.RankTrace`.
+
+    Not of a rank on CUDA: there its log has the times at which the host enqueued them.
+    """
+    timed = (one for one in log if one.place == "device" and has_times(one))
+    return [CollectiveSpan(one.begin_ns, one.end_ns, one.kind, one.purpose, one.iteration) for one in timed]
+
+
+def _names(rank: int) -> tuple[str, str]:
+    return f"rank {rank}", f"µs in it at {rank}"
+
+
+def _cells(row: CollectiveRow, rank: int) -> tuple[str, str]:
+    waited_us = row.waited_us(rank)
+    return row.cell(rank), "" if waited_us is None else f"{waited_us:,.1f}"
 
 
 def _rows_of(place: Place, logs: Sequence[Sequence[Collective]]) -> Iterator[CollectiveRow]:

@@ -15,9 +15,6 @@ from typing import Any, NoReturn, get_type_hints
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 
-_NOT_YET = "Not available yet"
-"""What the docstring of a field says whose feature is to come."""
-
 _MORE_HELP = {
     "graphs": "A size is captured once for each mix of decode and prefill rows and, on the CPU devices, for each "
     "bucket of KV length, so N sizes are more than N captures; --no-graph-non-decode leaves the prefill mixes out."
@@ -58,7 +55,6 @@ def add_config_flags(parser: argparse.ArgumentParser, *, without: tuple[str, ...
     """Add ``--config`` and a flag a field; flags that are not given leave no trace in the result."""
     group = parser.add_argument_group("engine options", "fields of EngineConfig; flags win over the file")
     group.add_argument("--config", metavar="FILE.yaml", help="a mapping of the options below, names with underscores")
-    later = parser.add_argument_group("not available yet", "known by name; today they take their default only")
     hints, documents = get_type_hints(EngineConfig), field_documents(EngineConfig)
     for one in fields(EngineConfig):
         if one.name in without:
@@ -69,8 +65,7 @@ def add_config_flags(parser: argparse.ArgumentParser, *, without: tuple[str, ...
         kind: dict[str, Any] = {"metavar": "auto|N|N,N,..." if one.name == "graphs" else _metavar(hints[one.name])}
         if hints[one.name] is bool:
             kind = {"action": argparse.BooleanOptionalAction}
-        place = later if _NOT_YET in documents[one.name] else group
-        place.add_argument(flag, dest=one.name, default=argparse.SUPPRESS, help=text, **kind)
+        group.add_argument(flag, dest=one.name, default=argparse.SUPPRESS, help=text, **kind)
 
 
 def config_from(args: argparse.Namespace) -> EngineConfig:

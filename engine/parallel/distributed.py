@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import cache
+from itertools import count
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -38,6 +40,23 @@ _gather_tensor: Any = getattr(dist, "all_gather_single", None) or dist.all_gathe
 _scatter_sum: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 _joined: ProcessRanks | None = None
+_times_joined = count()
+"""All ranks join equally often, so they meet each time under a name of its own."""
+
+
+@cache
+def _meeting_place(rank: int, size: int, timeout_s: float) -> Store:
+    """Kept as long as the process lives: rank 0 may hold it for all."""
+    with _telling(f"rank {rank} found nobody at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"):
+        return TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            size,
+            is_master=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
 
 
 def is_launched() -> bool:
@@ -87,17 +106,9 @@ class ProcessRanks(Ranks):
                 "run ..., or from a notebook with Cluster(ranks=N)"
             )
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        store = TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            size,
-            is_master=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
-            timeout=timedelta(seconds=timeout_s),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        _joined = cls(PrefixStore(f"workbench/{attempt}", store), rank, size, device, timeout_s)
+        prefix = f"workbench/{attempt}/{next(_times_joined)}"
+        _joined = cls(PrefixStore(prefix, _meeting_place(rank, size, timeout_s)), rank, size, device, timeout_s)
         return _joined
 
     def _run(self, what: str, do: Callable[[], T]) -> T:

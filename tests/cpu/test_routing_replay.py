@@ -14,7 +14,7 @@ import torch
 from engine import ConfigError, EngineConfig, RequestError, SamplingParams
 from engine.batch import BatchDimensions
 from engine.engine import Engine
-from engine.errors import IterationFailedError
+from engine.errors import DeviceError, IterationFailedError
 from engine.invariants import check_idle
 from engine.models.loader import LoadedModel, load_model
 from engine.parallel.local import LocalRanks
@@ -263,6 +263,25 @@ class TestSchedules:
             ended = drain(engine)
 
         check_same_routing([ended[name] for name in names], plain)
+
+    def test_work_that_failed_on_the_device_spoils_no_record(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        loaded: Any = tiny_moe()
+        forward, calls = loaded.model.forward, iter([False, False, True])
+
+        def failing(*inputs: Any) -> Any:
+            return 1 // 0 if next(calls, False) else forward(*inputs)
+
+        with engine_on(loaded, device="cpu") as engine:
+            monkeypatch.setattr(loaded.model, "forward", failing)
+            for prompt in prompts(loaded):
+                engine.add_request(prompt, GREEDY)
+            with pytest.raises(DeviceError):
+                drain(engine)
+            outputs = engine.reset()
+
+        for output, length in zip(outputs, LENGTHS, strict=True):
+            assert routing_of(output).shape[0] == length + 1
+            assert np.array_equal(routing_of(output), choices_of(loaded.model, text_of(output)[:-1]))
 
     def test_ranks_that_share_experts_record_and_replay_as_one_that_has_all(self) -> None:
         plain = record(tiny_moe())

@@ -65,10 +65,11 @@ class GraphTally:
 
     def _count_new(self) -> None:
         """Records come at the end and are lost at the beginning; once they were cleared, none that is known is left."""
-        records, counted = self._session.iterations(), self._counted
-        while counted and not (records and counted[0] is records[0]):
+        recorder, counted = self._session.recorder, self._counted
+        oldest = recorder.oldest_iteration
+        while counted and counted[0] is not oldest:
             self._count(counted.popleft(), -1)
-        for record in records[len(counted) :]:
+        for record in recorder.iterations(newest=recorder.num_iterations - len(counted)):
             counted.append(record)
             self._count(record, 1)
 

@@ -36,11 +36,13 @@ class PastFacts:
     def view(self, chosen: int | None = None) -> HistoryPane:
         """Of iteration ``chosen``; None: the newest that has ended."""
         session = self._session
-        records, images = session.iterations(), session._changes.indices
-        ends = [*images[:1], *images[-1:], *(record.iteration for record in (*records[:1], *records[-1:]))]
+        recorder, images = session.recorder, session._changes.indices
+        oldest, newest = recorder.oldest_iteration, recorder.iterations(newest=1)
+        ends = [*images[:1], *images[-1:], *(record.iteration for record in (oldest, *newest) if record is not None)]
         if not ends:
             return _empty("No iteration yet: submit a request, then step or run.")
-        index = chosen if chosen is not None else records[-1].iteration if records else images[-1]
+        index = chosen if chosen is not None else newest[-1].iteration if newest else images[-1]
+        records = recorder.iterations(newest=max(ends[-1] - index, 0) + 2)  # back to the one before it
         at = bisect_left(records, index, key=lambda record: record.iteration)
         record = records[at] if at < len(records) and records[at].iteration == index else None
         recorded = session._changes.get(index)

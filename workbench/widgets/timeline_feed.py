@@ -25,7 +25,7 @@ class TraceSource(Protocol):
 
     def running(self) -> list[UnfinishedWork]: ...
 
-    def iterations(self) -> list[IterationRecord]: ...
+    def iterations(self, newest: int | None = None) -> list[IterationRecord]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,11 +151,15 @@ class TraceFeed:
         return moment == self._last_ns and span not in self._at_last
 
     def _new_iterations(self) -> list[IterationRecord]:
-        last = self._last_iteration
-        newer = takewhile(
-            lambda record: last is None or record.end_ns > last.end_ns, reversed(self._source.iterations())
-        )
-        return list(newer)[::-1]
+        last, want = self._last_iteration, _FIRST_LOOK
+        if last is None:
+            return self._source.iterations()
+        while True:
+            records = self._source.iterations(want)
+            newer = list(takewhile(lambda record: record.end_ns > last.end_ns, reversed(records)))[::-1]
+            if len(newer) < len(records) or len(records) < want:
+                return newer
+            want *= 4
 
     def _note(self, new: _Window, iterations: Sequence[IterationRecord], unfinished: Sequence[UnfinishedWork]) -> None:
         newest_ns = max(new.moments, default=None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from tracing.blame import blame_bubbles
-from tracing.records import HOST_LANE, IterationRecord, Span, UnfinishedWork
+from tracing.records import COMPUTE_LANE, HOST_LANE, Category, IterationRecord, Span, UnfinishedWork
 from workbench.widgets.timeline_bubbles import BubbleFinder
 from workbench.widgets.timeline_data import (
     AppendMessage,
@@ -26,7 +26,7 @@ from workbench.widgets.timeline_data import (
 from workbench.widgets.timeline_feed import News, PauseFinder, TraceFeed, TraceSource
 
 if TYPE_CHECKING:
-    from tracing.ranks import RanksTrace
+    from tracing.ranks import CollectiveSpan, RanksTrace
     from workbench.report import RunView
 
 Outgoing = tuple[AppendMessage | ResetMessage, list[Buffer]]
@@ -156,10 +156,36 @@ def run_messages(runs: Sequence[RunView], most: int) -> list[Outgoing]:
 def rank_messages(ranks: RanksTrace, most: int) -> list[Outgoing]:
     """Ranks, one below the other, each when it did what it did; the newest ``most`` spans of them together."""
     share = most // len(ranks.traces)
-    kept = [_newest(one.records.spans, one.records.iterations, share) for one in ranks.traces]
+    collectives = ranks.collectives or ((),) * len(ranks.traces)
+    kept = [
+        _newest([*one.records.spans, *_as_waits(rows, one.records.spans)], one.records.iterations, share)
+        for one, rows in zip(ranks.traces, collectives, strict=True)
+    ]
     bound = f" ± {ranks.error_ns / 1e3:,.1f} µs" if ranks.error_ns else ""
     names = [f"rank {trace.rank}{bound}" for trace in ranks.traces]
     return _group_messages(names, kept, [_first_moment(kept)] * len(kept))
+
+
+def _as_waits(collectives: Iterable[CollectiveSpan], spans: Sequence[Span]) -> list[Span]:
+    """Collectives of a trace's time as waits of the device; nothing else is a wait there."""
+    begin_ns = min((span.start_ns for span in spans), default=0)
+    return [
+        Span(
+            name=one.kind,
+            category=Category.WAIT,
+            lane=COMPUTE_LANE,
+            start_ns=one.begin_ns,
+            end_ns=one.end_ns,
+            iteration=one.iteration,
+            phase=one.purpose,
+        )
+        for one in collectives
+        if spans and one.begin_ns >= begin_ns
+    ]
+
+
+def _is_collective(span: Span) -> bool:
+    return span.category is Category.WAIT and span.lane == COMPUTE_LANE
 
 
 _Kept = tuple[list[Span], list[IterationRecord]]
@@ -180,7 +206,7 @@ def _group_messages(names: list[str], groups: Sequence[_Kept], origins_ns: Seque
     sent: list[Outgoing] = [(ResetMessage(kind="reset", groups=names), [])]
     texts = Texts()
     for group, ((spans, records), origin_ns) in enumerate(zip(groups, origins_ns, strict=True)):
-        blame = blame_bubbles(spans, records)
+        blame = blame_bubbles([span for span in spans if not _is_collective(span)], records)
         tables = {
             "spans": pack_spans(spans, origin_ns, texts),
             "iterations": pack_iterations(records, origin_ns, texts),

@@ -18,7 +18,8 @@ from engine.kernels.routing import Routing, RoutingRule, route, weights_at
 from engine.models.loader import load_model
 from engine.models.moe import MoE, MoEConfig, number_experts
 from engine.models.shapes import fill_randomly
-from engine.routing_replay import RoutingRecorder, RoutingSizes, load_routing, salted, save_routing
+from engine.routing_files import load_routing, save_routing
+from engine.routing_replay import RoutingRecorder, RoutingSizes, salted
 from engine.table import RequestTable
 from tracing.recorder import Recorder
 

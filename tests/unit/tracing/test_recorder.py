@@ -435,3 +435,29 @@ class TestNewestSpans:
 
         assert [span.name for span in recorder.spans(newest=2)] == ["mark 4", "mark 5"]
         assert recorder.spans(newest=99) == recorder.spans()
+
+
+class TestNewestIterations:
+    def test_are_the_last_ones_in_order_and_no_more_than_there_are(self) -> None:
+        recorder = Recorder(nvtx=False)
+        for number in range(5):
+            recorder.begin_iteration(number, "overlap", "steady", "async")
+            recorder.end_iteration()
+
+        assert [record.iteration for record in recorder.iterations(newest=2)] == [3, 4]
+        assert recorder.iterations(newest=0) == []
+        assert recorder.iterations(newest=99) == recorder.iterations()
+
+    def test_reach_back_to_the_oldest_of_which_no_span_was_lost(self) -> None:
+        recorder = Recorder(nvtx=False, capacity=4)
+        assert (recorder.num_iterations, recorder.oldest_iteration) == (0, None)
+        for number in range(6):
+            recorder.begin_iteration(number, "overlap", "steady", "async")
+            with recorder.phase("prepare"):
+                pass
+            recorder.end_iteration()
+        with recorder.phase("prepare"):  # overwrites a span of the oldest that is whole
+            pass
+
+        assert recorder.oldest_iteration is recorder.iterations()[0]
+        assert recorder.num_iterations == len(recorder.iterations(newest=99)) < 4

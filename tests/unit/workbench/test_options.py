@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError, NotAvailableError
+from engine.errors import ConfigError
 from tests.unit.workbench.worlds import oracle
 from workbench.options import OneLineParser, UsageError, add_config_flags, config_from, field_documents
 from workbench.session import Session
@@ -67,15 +67,6 @@ class TestFlags:
             assert "--" + one.name.replace("_", "-") in text
         assert "Tokens of one KV block." in text
         assert all(field_documents(EngineConfig)[one.name] for one in fields(EngineConfig))
-
-    def test_what_is_not_available_yet_stands_at_the_end(self) -> None:
-        parser = OneLineParser(prog="p")
-        add_config_flags(parser)
-
-        before, after = parser.format_help().split("\nnot available yet:")
-        for one in fields(EngineConfig):
-            is_late = "Not available yet" in field_documents(EngineConfig)[one.name]
-            assert f"  --{one.name.replace('_', '-')}" in (after if is_late else before)
 
     def test_graphs_takes_a_list_and_says_what_a_count_costs(self) -> None:
         parser = OneLineParser(prog="p")
@@ -147,8 +138,8 @@ class TestBadValues:
             parse("--config", write(tmp_path, "mode: legacy\n"), "--seed", "x")
         with pytest.raises(ConfigError, match=r"^mode must be"):
             parse("--config", write(tmp_path, "max_requests: 4\n"), "--mode", "turbo")
-        with pytest.raises(NotAvailableError, match=r"engine.yaml: expert_parallel"):
-            parse("--config", write(tmp_path, "expert_parallel: 2\n"))
+        with pytest.raises(ConfigError, match=r"engine.yaml: routing_replay='record' needs mode='legacy'"):
+            parse("--config", write(tmp_path, "routing_replay: record\n"))
 
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"cannot read config file .*none.yaml"):

@@ -64,6 +64,18 @@ class TestLook:
         assert len(feed.look(MANY).spans) == 20
         assert trace.spans_read < 200
 
+    def test_reads_of_a_long_run_the_newest_iterations_alone(self) -> None:
+        """Each redraw copied the records of a whole run."""
+        trace = HandTrace([], [record(number, 10 * number, 10 * number + 9) for number in range(5_000)])
+        feed = TraceFeed(trace)
+        feed.look(MANY)
+        trace.iterations_read = 0
+        trace.records += [record(number, 10 * number, 10 * number + 9) for number in range(5_000, 5_100)]
+
+        assert [one.iteration for one in feed.look(MANY).iterations] == list(range(5_000, 5_100))
+        assert feed.look(MANY).iterations == []
+        assert trace.iterations_read < 1_000
+
     def test_says_what_it_skipped_when_more_is_new_than_was_asked_for(self) -> None:
         trace = HandTrace([phase("prepare", 0, 10)])
         feed = TraceFeed(trace)

@@ -23,6 +23,8 @@ class HandTrace:
     capacity: int = 10_000
     spans_read: int = 0
     """How many spans were asked of it, all in all."""
+    iterations_read: int = 0
+    """And how many records of iterations."""
 
     @property
     def lost_spans(self) -> int:
@@ -39,8 +41,10 @@ class HandTrace:
     def running(self) -> list[UnfinishedWork]:
         return list(self.works)
 
-    def iterations(self) -> list[IterationRecord]:
-        return list(self.records)
+    def iterations(self, newest: int | None = None) -> list[IterationRecord]:
+        kept = list(self.records) if newest is None else self.records[-newest:]
+        self.iterations_read += len(kept)
+        return kept
 
     def clear(self) -> None:
         self.recorded, self.records, self.works = [], [], []
