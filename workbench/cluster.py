@@ -260,7 +260,7 @@ class Cluster(ClusterLooking):
 
     def close(self) -> None:
         """End the ranks, whatever they do."""
-        self._asking.close(gently=are_between(self.places))
+        self._asking.close()
 
     def __enter__(self) -> Cluster:
         return self

@@ -32,8 +32,13 @@ class Asking:
         self._is_closed = False
         self._owed: list[tuple[Link, Pending]] = []
         """Answers that an interrupt left to come."""
-        self.places = Places(self.ask("place"))
-        """Where all ranks stand."""
+        self._places = Places(self.ask("place"))
+
+    @property
+    def places(self) -> Places:
+        """Where all ranks stand; behind an interrupt it waits for what they were doing."""
+        self._hear_owed()
+        return self._places
 
     def ask(self, method: str, *args: Any, ranks: Sequence[int] | None = None) -> list[Any]:
         """Call a method of :class:`~workbench.cluster_rank.RankEnd` on ranks at once; on all if none are named.
@@ -61,7 +66,7 @@ class Asking:
             links, pending = zip(*self._owed, strict=True)
             self._owed = []
             collect(links, pending, "what it was asked before", self._limit_s)
-            self.places = Places(self.ask("place"))
+            self._places = Places(self.ask("place"))
 
     def move(self, method: str, *args: Any, ranks: Sequence[int] | None = None) -> list[RequestOutput]:
         """:meth:`ask` for what moves ranks; returns what ended.
@@ -81,7 +86,7 @@ class Asking:
     def take(self, places: Sequence[Place]) -> None:
         """Some ranks stand there now."""
         newer = {place.rank: place for place in places}
-        self.places = Places(newer.get(place.rank, place) for place in self.places)
+        self._places = Places(newer.get(place.rank, place) for place in self._places)
 
     def require_sound(self) -> None:
         """Refuse to move ranks that cannot go on.
@@ -101,7 +106,7 @@ class Asking:
         """Where ranks stand after an error; who does not say is lost."""
         owing = {link.rank for link, _ in self._owed}
         self._owed = []
-        for place in self.places:
+        for place in self._places:
             link, found = self.connection.links[place.rank], replace(place, state=LOST)
             if place.rank not in owing and link.why_dead() is None:
                 with suppress(ClusterError):
@@ -113,12 +118,12 @@ class Asking:
         """Whether :meth:`close` was called."""
         return self._is_closed
 
-    def close(self, *, gently: bool) -> None:
-        """End all ranks; ``gently``: let them leave one another first, which needs all of them."""
+    def close(self) -> None:
+        """End all ranks; if they can leave one another first they do, which needs all of them."""
         if self._is_closed:
             return
         try:
-            if gently and not self._owed and all(place.state not in ("failed", LOST) for place in self.places):
+            if not self._owed and all(one.is_between and one.state not in ("failed", LOST) for one in self._places):
                 with suppress(ClusterError):
                     self.ask("close")
         finally:

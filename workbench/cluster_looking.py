@@ -12,7 +12,7 @@ from workbench.cluster_asking import Asking
 from workbench.cluster_links import ClusterError
 from workbench.cluster_stepper import are_between, is_over
 from workbench.cluster_views import Places, RequestTable
-from workbench.collectives import CollectivesTable, collectives_table
+from workbench.collectives import CollectivesTable, collectives_table, device_spans
 from workbench.expert_load_of_ranks import RanksExpertLoad, ranks_expert_load
 from workbench.session import Session
 
@@ -89,15 +89,24 @@ class ClusterLooking:
         """What each rank recorded, and how its clock lies to rank 0's.
 
         Processes and threads of one machine read one clock. Elsewhere the offset is measured, by the shortest of some
-        round trips to either rank, and is off by half of both at most.
+        round trips to either rank, and is off by half of both at most. Collectives inside device work are with them
+        where their times are known, so not on CUDA.
         """
         traces = self._asking.ask("trace")
-        if self._asking.connection.has_one_clock:
-            return [RankTrace(rank, trace) for rank, trace in enumerate(traces)]
+        # On CUDA the log has the times at which the host enqueued them.
+        on_host = all(trace.config["device"] != "cuda" for trace in traces)
+        spans = (
+            [device_spans(from_rows(rows)) for rows in self._asking.ask("collectives")] if on_host else [()] * self.size
+        )
+        clocks = [ClockOffset(0, 0)] * self.size if self._asking.connection.has_one_clock else self._clocks()
+        return [RankTrace(rank, traces[rank], *clocks[rank], collectives=spans[rank]) for rank in range(self.size)]
+
+    def _clocks(self) -> list[ClockOffset]:
+        """What to add to each rank's times to have rank 0's."""
         first, *others = [self._measure_clock(rank) for rank in range(self.size)]
-        return [RankTrace(0, traces[0])] + [
-            RankTrace(rank, traces[rank], one.offset_ns - first.offset_ns, one.error_ns + first.error_ns)
-            for rank, one in enumerate(others, start=1)
+        return [
+            ClockOffset(0, 0),
+            *(ClockOffset(one.offset_ns - first.offset_ns, one.error_ns + first.error_ns) for one in others),
         ]
 
     def _measure_clock(self, rank: int) -> ClockOffset:

@@ -69,7 +69,7 @@ class RankEnd:
         Args:
             when: All jump to this time on the clock first, where all have run out of work.
         """
-        self._be_awake(when)
+        self._jump(when)
         while self.session.begin_iteration() is None and not self._desk.is_settled:
             pass
         return Moved(self.place())
@@ -84,13 +84,13 @@ class RankEnd:
 
     def run(self, n: int, when: float | None = None) -> Moved:
         """Run at most ``n`` iterations; fewer where all ranks run out of work."""
-        self._be_awake(when)
+        self._jump(when)
         outcome = self.session.run(n)
         return Moved(self.place(), tuple(outcome))
 
-    def _be_awake(self, when: float | None) -> None:
-        if when is not None or not self.session.engine.has_unfinished():
-            self._desk.join(when)
+    def _jump(self, when: float | None) -> None:
+        if when is not None:
+            self._desk.jump(when)
 
     # -- requests --------------------------------------------------------------------------------------------------
 

@@ -154,7 +154,7 @@ def device_spans(log: Sequence[Collective]) -> list[CollectiveSpan]:
 
 
 def _names(rank: int) -> tuple[str, str]:
-    return f"rank {rank}", f"µs in it at {rank}"
+    return f"rank {rank}", f"rank {rank} µs"
 
 
 def _cells(row: CollectiveRow, rank: int) -> tuple[str, str]:

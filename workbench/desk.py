@@ -22,8 +22,8 @@ from workbench.workloads import RequestSpec, Workload, as_workload
 
 NEVER = float("inf")
 """Arrival of a request that was aborted before it came, in a replay; and of the next one where none is to come."""
-_TOPIC = "options"
-"""Under which ranks agree on the next arrival. (engine.parallel.ranks.TOPICS has no word for it.)"""
+_TOPIC = "arrivals"
+"""Under which ranks agree on the next arrival."""
 
 
 class Desk:
@@ -171,21 +171,18 @@ class Desk:
         theirs = fleet.ranks.agree(_TOPIC, self._engine.controller.next_index, own.view(np.int64).tolist())
         earliest = float(np.ascontiguousarray(theirs[:, 0]).view(np.float64).min())
         if earliest != NEVER:
-            self.join(earliest)
+            self.jump(earliest)
 
-    def join(self, when: float | None = None) -> None:
-        """Be awake as other ranks are.
+    def jump(self, when: float) -> None:
+        """Be at this time on the clock, as all ranks are at once; one of them at least has a request that arrives then.
 
-        Args:
-            when: All of them jump to this time on the clock, and one at least has a request that arrives then. None: a
-                request was handed in at another.
+        Blocks until that one has handed it in.
 
         Raises:
             RankError: no rank has one.
         """
-        if when is not None:
-            self.clock.skip_to(when)
-            self._hand_in_due(max(when, self.clock.now()))
+        self.clock.skip_to(when)
+        self._hand_in_due(max(when, self.clock.now()))
         if not self._engine.wait_for_work(self._engine.config.rank_timeout_s):
             raise RankError(f"other ranks have work, and none said so within {self._engine.config.rank_timeout_s:g} s")
 

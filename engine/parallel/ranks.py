@@ -137,8 +137,9 @@ class Ranks(ABC):
 
 
 FAILED = "failure"
-TOPICS = ("options", "iteration", "batch", FAILED)
-"""What ranks agree on: at the start, at the beginning of each iteration, and before each forward is staged."""
+TOPICS = ("options", "iteration", "batch", "arrivals", FAILED)
+"""What ranks agree on: at the start, at the beginning of each iteration, before each forward is staged; and where all
+have run out of work, when the next request is to come anywhere."""
 
 
 def ranks_named(name: str) -> Ranks:

@@ -50,15 +50,27 @@ def rank_trace(work: str, base: int) -> Trace:
 @pytest.fixture
 def page(browser: Any) -> Iterator[StubPage]:
     """A page that shows two ranks: the first works, the second does dummy work 50 µs behind it."""
-    ranks = [
-        RankTrace(0, rank_trace("forward", 0)),
-        RankTrace(1, rank_trace("dummy_forward", 50 * US - LATE), LATE, 3 * US),
-    ]
     with timeline_page(browser) as stub:
-        stub.deliver(rank_messages(on_one_clock(ranks), 1_000))
-        stub.show(0, 1_100 * US)
+        show(stub)
         yield stub
         assert stub.errors == []
+
+
+def show(stub: StubPage) -> None:
+    """Both ranks, in a gather of 150 and a sum of 50 µs inside their device work."""
+    ranks = [
+        RankTrace(0, rank_trace("forward", 0), collectives=collectives(0)),
+        RankTrace(1, rank_trace("dummy_forward", 50 * US - LATE), LATE, 3 * US, collectives(50 * US - LATE)),
+    ]
+    stub.deliver(rank_messages(on_one_clock(ranks), 1_000))
+    stub.show(0, 1_100 * US)
+
+
+def collectives(base: int) -> list[tuple[int, int, str, str, int]]:
+    return [
+        (base + 500 * US, base + 650 * US, "gather", "forward", 0),
+        (base + 800 * US, base + 850 * US, "sum", "forward", 0),
+    ]
 
 
 class TestRanks:
@@ -95,6 +107,41 @@ class TestRanks:
         assert "host waits for other ranks" in legend
         assert "host waits for the device" in legend
         assert "dummy_forward" in legend
+
+    def test_collectives_are_inside_the_work_of_the_device_in_the_colour_of_waits_for_ranks(
+        self, page: StubPage
+    ) -> None:
+        def colours(begin: int, part: float, block: int = 0) -> set[str]:
+            place = [page.colour("device compute", (begin + step) * US, part=part, block=block) for step in range(20)]
+            return set(place)
+
+        yellow, blue = PHASE_COLOURS["ranks"], PHASE_COLOURS["forward"]
+        assert yellow in colours(560, 0.9) & colours(810, 0.9) & colours(610, 0.9, block=1)
+        assert colours(560, 0.1) == colours(700, 0.9) == {blue}, "above one, and between two"
+        assert yellow not in colours(470, 0.9)
+
+    def test_a_collective_says_what_it_was_for_and_how_long_it_took(self, page: StubPage) -> None:
+        lines = page.hover("device compute", 560 * US, part=0.9).splitlines()
+        assert lines[:2] == ["gather for forward · rank 0 ± 3.0 µs · device compute", "150 µs"]
+        assert lines[2].startswith("iteration 0, overlap")
+        assert page.hover("device compute", 560 * US, part=0.2).startswith("forward 0")
+        assert page.hover("device compute", 875 * US, part=0.9, block=1).startswith("sum for forward")
+        assert page.hover("host", 560 * US).startswith("waits for samples")
+
+    def test_the_legend_tells_collectives_from_what_the_host_waits_for(self, browser: Any) -> None:
+        with timeline_page(browser) as page:
+            page.deliver(rank_messages(on_one_clock([RankTrace(0, rank_trace("forward", 0))]), 1_000))
+            assert "in a collective" not in page.text(".wb-legend")
+            show(page)
+            assert "device is in a collective with other ranks" in page.text(".wb-legend")
+
+    def test_are_seen_as_well_on_a_dark_page(self, browser: Any) -> None:
+        with timeline_page(browser, dark=True) as page:
+            show(page)
+            keep_shot(page.page, "timeline-ranks-dark")
+            place = {page.colour("device compute", (560 + step) * US, part=0.9) for step in range(20)}
+            assert PHASE_COLOURS["ranks"] in place
+            assert page.errors == []
 
     def test_zoom_and_move_together(self, page: StubPage) -> None:
         page.page.focus("canvas")

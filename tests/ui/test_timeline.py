@@ -59,6 +59,19 @@ def trace_of(count: int) -> HandTrace:
     return trace
 
 
+DRAFTS = {"light": ("#0072B2", "#B5541C"), "dark": ("#56B4E9", "#E69F00")}
+"""Hues of accepted drafts and of those turned down, as in the text of requests."""
+
+
+def with_rewinds(trace: HandTrace, told: list[tuple[float, int, int]]) -> HandTrace:
+    """Rewinds in it: at which step, of how many accepted drafts out of how many."""
+    for at, accepted, drafts in told:
+        moment = {"lane": "host", "start_ns": int(at * STEP), "end_ns": int(at * STEP)}
+        args = {"accepted": accepted, "drafts": drafts}
+        trace.recorded.append(Span(name="rewind", category=Category.INSTANT, args=args, **moment))
+    return trace
+
+
 @pytest.fixture
 def page(browser: Any) -> Iterator[StubPage]:
     """A page with the widget and nothing in it; no test may leave an error on its console."""
@@ -181,6 +194,43 @@ class TestPicture:
         assert page.colour("iterations", 1.3 * STEP) != page.colour("iterations", 1.35 * STEP)
         assert "pause" in page.hover("iterations", 1.3 * STEP)
         assert "request_id=r1" in page.hover("iterations", 1.3 * STEP)
+
+    @pytest.mark.parametrize("theme", ["light", "dark"])
+    def test_has_each_rewind_as_a_tick_of_its_accepted_drafts_and_of_those_turned_down(
+        self, browser: Any, theme: str
+    ) -> None:
+        """It was a tick in the colour of the letters: of how many drafts, hovering alone told."""
+        accepted, turned = DRAFTS[theme]
+        told = [(0.5, 3, 8), (1.5, 0, 4), (2.5, 4, 4)]
+        with timeline_page(browser, dark=theme == "dark") as page:
+            page.deliver(TimelineStream(with_rewinds(trace_of(3), told)).restart(MANY))
+            page.show(0, 3 * STEP)
+            page.page.mouse.move(5, 700)
+            keep_shot(page.page, f"timeline-drafts-{theme}")
+            columns = [
+                [page.colour("iterations", at * STEP, part=pixel / 18) for pixel in range(-8, 6)] for at, *_ in told
+            ]
+            broad = [page.colour("iterations", 2.5 * STEP + step * US, part=3 / 18) for step in range(-20, 20)]
+            thin = [page.colour("iterations", 1.5 * STEP + step * US, part=3 / 18) for step in range(-20, 20)]
+            legend = page.text(".wb-legend")
+
+        mixed, none, whole = columns
+        assert 3 <= mixed.count(accepted) <= 6 <= mixed.count(turned) <= 9
+        assert mixed.index(turned) < mixed.index(accepted), "accepted ones are below"
+        assert none.count(turned) >= 11
+        assert accepted not in none
+        assert whole.count(accepted) >= 11
+        assert turned not in whole
+        assert broad.count(accepted) > 1.5 * thin.count(turned) > 0, "they are told by their width, too"
+        assert "accepted drafts" in legend
+        assert "drafts turned down" in legend
+
+    def test_ticks_that_would_touch_are_one_of_all_their_drafts(self, page: StubPage) -> None:
+        page.deliver(TimelineStream(with_rewinds(trace_of(3), [(1.5, 0, 6), (1.502, 6, 6)])).restart(MANY))
+        page.show(0, 3 * STEP)
+        column = [page.colour("iterations", 1.5 * STEP, part=pixel / 18) for pixel in range(-8, 6)]
+
+        assert column.count(DRAFTS["light"][0]) == column.count(DRAFTS["light"][1]) == 6
 
     def test_puts_runs_below_each_other(self, page: StubPage) -> None:
         trace = trace_of(3)

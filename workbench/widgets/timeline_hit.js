@@ -1,6 +1,7 @@
 // What lies under a point of the canvas: lines to show, and the iteration that a click there selects.
 import { NONE } from "./timeline_table.js";
 import { GUTTER } from "./timeline_brush.js";
+import { COLLECTIVE } from "./timeline_paint.js";
 import { lengthText } from "./timeline_text.js";
 
 const STRIP_REACH = 20;
@@ -35,7 +36,8 @@ function inStrip(texts, group, moment, slack) {
 
 // What is painted on top is what is named: details below the bars, waits over them, and the shortest of several.
 function inLane(texts, group, { lane, top, height }, moment, slack, y) {
-  const kinds = y > top + height ? ["detail"] : ["wait", "bar"];
+  const isAbove = lane.hasCollectives && y < top + height - COLLECTIVE;
+  const kinds = y > top + height ? ["detail"] : isAbove ? ["bar"] : ["wait", "bar"];
   for (const kind of kinds) {
     const table = lane.tables[kind], row = table ? table.hit(moment, kind === "wait" ? 0 : slack) : NONE;
     if (row !== NONE) return { lines: texts.span(group, lane, kind, table, row), iteration: table.iteration[row] };

@@ -1,10 +1,11 @@
 // The legend: names and marks that are in the picture, those of one colour together.
+import { REWIND } from "./timeline_marks.js";
 
 const SEARCHED = 2000;  // newest rows of a table in which names are looked for
 
 // [text, style of its chip] each.
 export function legendEntries(store, look) {
-  const byColour = new Map(), { work, orders, waits, hasBubble } = namesIn(store, look);
+  const byColour = new Map(), { work, orders, waits, hasCollective, hasDrafts, hasBubble } = namesIn(store, look);
   for (const [name, colour] of work) byColour.set(colour, [...(byColour.get(colour) || []), name]);
   const lines = (colour, under = "transparent") => ({ background: `repeating-linear-gradient(-45deg, ${colour} 0 1px, transparent 1px 4px), ${under}` });
   const chip = (colour, names) => (names.some((name) => look.dummies.has(name)) ? lines(look.dummy, colour) : { background: colour });
@@ -12,7 +13,9 @@ export function legendEntries(store, look) {
   const entries = [...byColour].map(([colour, names]) => [names.join(", ") + kind(colour), chip(colour, names)]);
   if ([...waits].some((name) => name !== look.ranksWait)) entries.push(["host waits for the device", lines(look.wait)]);
   if (waits.has(look.ranksWait)) entries.push(["host waits for other ranks", lines(look.ranks, look.under("ranks"))]);
+  if (hasCollective) entries.push(["device is in a collective with other ranks", { ...lines(look.ranks, look.under("ranks")), height: "5px", alignSelf: "flex-end", marginBottom: "3px" }]);
   if (hasBubble) entries.push(["device idle (bubble)", lines(look.bubble)]);
+  if (hasDrafts) entries.push(["accepted drafts", { background: look.draft, width: "7px" }], ["drafts turned down", { background: look.turned, width: "3px" }]);
   return [...entries, ...orders.map((order) => [`iteration: ${order}`, { background: look.order(order), borderRadius: "6px" }])];
 }
 
@@ -30,7 +33,9 @@ function namesIn(store, look) {
   return {
     work: sortedBy(Object.keys(look.phases), [...work], ([name]) => name),
     orders: sortedBy(Object.keys(look.orders), [...orders], (order) => order),
-    waits: new Set(lanes.flatMap(({ tables }) => (tables.wait ? [...newest(tables.wait, "name")].map((name) => store.texts[name]) : []))),
+    waits: new Set(lanes.flatMap((lane) => (lane.tables.wait && !lane.hasCollectives ? [...newest(lane.tables.wait, "name")].map((name) => store.texts[name]) : []))),
+    hasCollective: lanes.some((lane) => lane.hasCollectives),
+    hasDrafts: lanes.some(({ tables: { instant } }) => instant && [...newest(instant, "name")].some((name) => store.texts[name] === REWIND)),
     hasBubble: store.groups.some((group) => group.bubbles && group.bubbles.length),
   };
 }

@@ -4,7 +4,7 @@ import { NONE } from "./timeline_table.js";
 
 const FACE = "system-ui, 'DejaVu Sans', sans-serif";
 export const FONT = `11px ${FACE}`, BOLD = `600 11px ${FACE}`;
-const NAMES = ["page", "text", "soft", "line", "lane", "accent", "bubble", "wait", "now", "ranks", "dummy"];
+const NAMES = ["page", "text", "soft", "line", "lane", "accent", "bubble", "wait", "now", "ranks", "dummy", "draft", "turned"];
 
 // Relative luminance of 0xRRGGBB parts, as the contrast rules of WCAG count it.
 function luminance(red, green, blue) {

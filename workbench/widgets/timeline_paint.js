@@ -7,6 +7,7 @@ import { drawMarks, nameMarks } from "./timeline_marks.js";
 
 const AXIS = 20, STRIP = 18, TITLE = 18, GAP = 5;
 const HEIGHTS = { host: 30, compute: 30, copy: 14 }, OTHER_HEIGHT = 22, DETAILS = 12;
+export const COLLECTIVE = 8;  // of a bar's height at its lower edge, below its words, px
 const FEW_PAUSES = 6;  // that each gets its length written above it
 const FADE = 70;  // px past now, of an iteration in hand
 
@@ -77,7 +78,8 @@ export class Painter extends Brush {
     const cover = lane.name === "host" ? null : (row) => (this.look.dummies.has(texts[bar.name[row]]) ? "dummy" : null);
     const isForRanks = (row) => texts[wait.name[row]] === this.look.ranksWait;
     if (bar) this.sweep(bar, top, height, (row) => colours.of(bar, row), lane.name === "host" || height < 17 ? null : named, null, cover);
-    if (wait) this.sweepHatched(wait, top, height, (row) => (isForRanks(row) ? "ranks" : "wait"), (row) => [waitText(texts[wait.name[row]], this.look), "waits"]);
+    if (lane.hasCollectives) this.sweep(wait, top + height - COLLECTIVE, COLLECTIVE, () => this.look.under("ranks"), null, null, () => "ranks");
+    else if (wait) this.sweepHatched(wait, top, height, (row) => (isForRanks(row) ? "ranks" : "wait"), (row) => [waitText(texts[wait.name[row]], this.look), "waits"]);
     if (bar && lane.name === "host") this.nameHostWork(bar, wait, colours, top + height / 2);
     if (!detail) return;
     const inner = (row) => Math.min(3 * (detail.depth[row] - 1), DETAILS - 4);

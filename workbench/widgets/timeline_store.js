@@ -10,6 +10,9 @@ class Lane {
     this.label = LANE_LABELS[name] || name;
     this.tables = {};  // bar, detail, wait, instant
   }
+
+  // A device's waits: those for other ranks inside its work.
+  get hasCollectives() { return this.name === "compute" && Boolean(this.tables.wait); }
 }
 
 class Group {

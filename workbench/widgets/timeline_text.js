@@ -64,11 +64,13 @@ export class Texts {
 
   span(group, lane, kind, table, row) {
     const name = this.of(table.name[row]), number = table.iteration[row], length = table.end[row] - table.start[row];
-    const title = kind === "wait" ? waitText(name, this.look) : lane.name === "host" ? name : `${name} ${number < 0 ? "" : number}`;
+    const isCollective = kind === "wait" && lane.hasCollectives;
+    const title = isCollective ? `${name} for ${this.of(table.phase[row])}` : kind === "wait" ? waitText(name, this.look) : lane.name === "host" ? name : `${name} ${number < 0 ? "" : number}`;
     const lines = [`${title} · ${this.laneText(group, lane)}`];
     if (this.look.dummies.has(name)) lines.push("dummy work: no row of this rank, other ranks need its experts");
     lines.push(kind === "instant" ? `at ${lengthText(table.start[row])}` : lengthText(length) + this.waitText(lane, kind, table, row, length));
     lines.push(this.iterationName(group, number));
+    if (isCollective) return [...lines, "from when this rank came to it until it went on: all ranks had come by then"];
     if (!Number.isNaN(table.enqueued[row])) lines.push(this.delayText(table, row));
     else if (kind !== "bar" && table.phase[row] !== NONE) lines.push(`in ${this.of(table.phase[row])}`);
     lines.push(...this.workLines(group, name, number));

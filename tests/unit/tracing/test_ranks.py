@@ -70,6 +70,16 @@ class TestOneClock:
         (dummy,) = [span for span in merged.spans if span.name == "dummy_forward"]
         assert (dummy.start_ns, dummy.enqueued_ns) == (30, 16)
 
+    def test_collectives_move_with_their_rank(self) -> None:
+        rows = [(80, 90, "sum", "forward", 1), (40, 45, "gather", "forward", 0)]
+        merged = on_one_clock([RankTrace(1, idle_rank(-7), 7, collectives=rows), RankTrace(0, busy_rank())])
+
+        assert merged.collectives[0] == ()
+        assert [(one.begin_ns, one.end_ns, one.kind) for one in merged.collectives[1]] == [
+            (47, 52, "gather"),
+            (87, 97, "sum"),
+        ]
+
     def test_a_rank_comes_once(self) -> None:
         with pytest.raises(ValueError, match="one trace of each rank"):
             on_one_clock([RankTrace(1, busy_rank()), RankTrace(1, idle_rank())])
@@ -85,6 +95,17 @@ class TestSummaryOfRanks:
         assert (idle.busy_share, idle.dummy_share, idle.wait_share) == pytest.approx((0.4, 0.4, 0.3))
         assert (busy.tokens, busy.num_iterations, busy.num_dummy) == (3, 2, 0)
         assert (idle.tokens, idle.num_iterations, idle.num_dummy) == (0, 1, 1)
+
+    def test_counts_collectives_as_a_part_of_the_time_that_the_device_is_busy(self) -> None:
+        busy, idle = two_ranks(offset_ns=-40)
+        rows = [(50, 55, "gather", "forward", 0), (53, 70, "sum", "forward", 0), (85, 95, "gather", "forward", 1)]
+        summary = ranks_summary(on_one_clock([replace(busy, collectives=rows), idle]))
+
+        # Busy from 30 to 90: 20 of it twice told, and 5 up to where the device ends.
+        assert [row.collective_share for row in summary.rows] == [pytest.approx(25 / 60), None]
+        assert "in collectives %" in str(summary)
+        assert [line.split()[5] for line in str(summary).splitlines()[1:3]] == ["41.7", "no"]
+        assert "in collectives" not in str(ranks_summary(on_one_clock([busy, idle])))
 
     def test_shows_itself_with_the_stated_error(self) -> None:
         summary = on_one_clock(two_ranks(error_ns=2_500)).summary

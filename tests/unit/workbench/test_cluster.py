@@ -222,6 +222,16 @@ class TestStandingStill:
 
             assert tokens(c) == alone(both)
 
+    def test_while_nobody_is_busy_forgets_no_arrival(self) -> None:
+        with cluster() as c:
+            c.submit([4, 5], rank=1, max_tokens=9, request_id="b", arrival=20, seed=2, **NO_EOS)
+            c.pause()
+            c.resume()
+            c.run()
+            c.check_collectives()
+
+            assert tokens(c)["b"] == alone(both)["b"]
+
     def test_in_mid_iteration_is_refused_before_any_rank_waits(self) -> None:
         with cluster() as c:
             both(c)
@@ -366,6 +376,8 @@ class TestInterrupts:
             monkeypatch.setattr(cluster_asking, "collect", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 c.run(2)
+            begun = c.places[0].begun
+            assert (c.run(1).iterations, c.places[0].begun) == (1, begun + 1)
             c.run()
             c.check_collectives()
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+
+import pytest
 
 from engine.parallel.log import Collective
 from engine.request import SamplingParams
 from tests.rank_world import rank_world
-from workbench.collectives import collectives_table
+from tracing.ranks import CollectiveSpan
+from workbench.cluster import Cluster
+from workbench.collectives import collectives_table, device_spans
+from workbench.session import Session
 
 
 def account(*, is_dummy: bool = False, iterations: int = 3) -> list[Collective]:
@@ -77,8 +84,27 @@ class TestSideBySide:
         assert any(table.is_different(row) for row in table.shown())
         assert len(table.shown()) == 60
 
+    def test_each_rank_has_the_microseconds_that_it_was_in_it_where_they_are_known(self) -> None:
+        logs = [account(iterations=1), account(iterations=1)]
+        logs[0][-1] = replace(logs[0][-1], begin_ns=1_000, end_ns=2_345_600)
+        logs[1][-1] = replace(logs[1][-1], begin_ns=1_000)  # it has not gone on
+        table = collectives_table(logs)
+
+        assert [table.rows[-1].waited_us(rank) for rank in (0, 1)] == [2_344.6, None]
+        assert table.rows[0].waited_us(0) is None
+        assert str(table).splitlines()[1].endswith("rank 1  rank 1 µs")
+        assert str(table).splitlines()[-1].split()[-3:] == ["✓", "2,344.6", "✓"]
+        assert table._repr_html_().count("2,344.6") == 1
+
     def test_nothing_was_done_yet(self) -> None:
         assert "0 of the host" in str(collectives_table([[], []]))
+
+
+class TestSpansForATimeline:
+    def test_are_those_of_the_device_that_have_ended_at_known_times(self) -> None:
+        known = Collective("device", "sum", "draft", 3, 640, begin_ns=5, end_ns=9)
+        log = [replace(known, place="host"), known, replace(known, end_ns=0), replace(known, begin_ns=0)]
+        assert device_spans(log) == [(5, 9, "sum", "draft", 3)]
 
 
 def test_engines_of_two_ranks_are_seen_to_do_the_same() -> None:
@@ -91,3 +117,33 @@ def test_engines_of_two_ranks_are_seen_to_do_the_same() -> None:
     assert table.difference is None
     assert {row.cell(1) for row in table.rows if row.place == "device"} == {"dummy"}
     assert {row.cell(0) for row in table.rows} == {"✓"}
+
+
+@contextmanager
+def two_ranks_that_have_run() -> Iterator[Cluster]:
+    options = {"device": "cpu", "clock": "iterations", "max_requests": 4, "num_blocks": 40, "block_size": 4}
+    with Cluster(2, "oracle-moe", in_process=True, progress=False, **options) as cluster:
+        cluster.submit([1, 2, 3], rank=0, max_tokens=5, ignore_eos=True)
+        cluster.run()
+        yield cluster
+
+
+def test_a_cluster_tells_its_timeline_and_its_summary_what_devices_spent_in_collectives() -> None:
+    with two_ranks_that_have_run() as cluster:
+        traces, shares = cluster.traces(), [row.collective_share for row in cluster.summary().rows]
+
+    for one in traces:
+        work = [span for span in one.trace.records.spans if span.is_device and span.lane == "compute"]
+        spans = [CollectiveSpan(*row) for row in one.collectives]
+        assert spans
+        assert all(
+            any(span.start_ns <= each.begin_ns <= each.end_ns <= span.end_ns for span in work) for each in spans
+        ), "each is inside a piece of the device's work"
+    assert all(share is not None and 0 < share <= 1 for share in shares)
+
+
+def test_of_ranks_on_cuda_the_hosts_times_are_not_taken_for_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    with two_ranks_that_have_run() as cluster:
+        config = cluster.sessions[0].resolved_config()
+        monkeypatch.setattr(Session, "resolved_config", lambda self: {**config, "device": "cuda"})
+        assert [one.collectives for one in cluster.traces()] == [(), ()]

@@ -110,7 +110,7 @@ class TestBadValues:
             (["--graphs", "1,x"], "graphs must be a whole number, got 'x'"),
             (["--op-sleep-s", "long"], "op_sleep_s must be a number, got 'long'"),
             (["--max-requests", "0"], "max_requests must be a positive whole number, got 0"),
-            (["--expert-parallel", "2"], "expert parallelism is not available yet"),
+            (["--rank-timeout-s", "0"], "rank_timeout_s must be above 0, got 0"),
         ],
     )
     def test_name_the_field_and_what_was_expected(self, argv: list[str], message: str) -> None:

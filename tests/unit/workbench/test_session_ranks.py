@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 
 import pytest
 
+from engine.controller import Iteration
 from engine.errors import RankError
 from engine.parallel.local import LocalRanks
 from engine.parallel.log import first_difference
+from workbench.driver import Script
 from workbench.session import Session
 
 pytestmark = pytest.mark.timeout(60)
@@ -79,6 +81,21 @@ class TestRun:
 
         assert first == second
         assert sum(count for count, _ in first) == 4, "two for each of two requests, which come one after the other"
+
+    def test_falling_asleep_is_no_iteration_and_takes_no_time_on_the_clock(self) -> None:
+        class Counting(Script):
+            ended = 0
+
+            def after(self, iteration: Iteration) -> None:
+                self.ended += 1
+
+        def serve(session: Session, rank: int) -> tuple[int, int]:
+            session._driver.script = counting = Counting()
+            session.submit([1], max_tokens=2, ignore_eos=True)
+            session.run()
+            return counting.ended, len(session.iterations())
+
+        assert all(ended == recorded > 0 for ended, recorded in (future.result() for future in on_both(serve)))
 
     def test_alike_whoever_is_asked_first(self) -> None:
         def serve(session: Session, rank: int) -> list[int]:

@@ -31,6 +31,13 @@ def hues(theme: str) -> list[str]:
     return re.findall(r'"(#[0-9A-F]{6})"', found[1])
 
 
+def drafts(sheet: str) -> dict[str, tuple[str, str]]:
+    """Of accepted drafts and of those turned down, by theme."""
+    text = (HOME / sheet).read_text(encoding="utf-8")
+    found = re.findall(r"--wb-draft: (#[0-9a-f]{6}); --wb-turned: (#[0-9a-f]{6});", text)
+    return dict(zip(("light", "dark"), found, strict=True))
+
+
 def linear(colour: str) -> np.ndarray:
     parts = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
     return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
@@ -62,3 +69,17 @@ class TestHues:
         pairs = itertools.combinations(hues(theme), 2)
 
         assert min(np.linalg.norm(seen(one, sight) - seen(other, sight)) for one, other in pairs) >= 0.08
+
+
+@pytest.mark.parametrize("theme", PAGES)
+class TestDrafts:
+    def test_have_their_hues_on_the_timeline_and_in_the_text_of_requests(self, theme: str) -> None:
+        assert drafts("timeline.css")[theme] == drafts("panel.css")[theme]
+
+    def test_accepted_or_turned_down_stand_out_from_the_page(self, theme: str) -> None:
+        assert min(contrast(hue, page) for hue in drafts("timeline.css")[theme] for page in PAGES[theme]) >= 4.5
+
+    @pytest.mark.parametrize("sight", SIGHTS)
+    def test_accepted_and_turned_down_are_told_apart(self, theme: str, sight: str) -> None:
+        accepted, turned = drafts("timeline.css")[theme]
+        assert np.linalg.norm(seen(accepted, sight) - seen(turned, sight)) >= 0.16

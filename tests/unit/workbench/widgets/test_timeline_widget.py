@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ pytest.importorskip("anywidget")
 from tests.unit.tracing.rank_traces import two_ranks
 from tests.unit.workbench.widgets.timeline_worlds import Reader
 from tests.unit.workbench.worlds import make_session
-from tracing.records import PHASE_COLOURS
+from tracing.ranks import RankTrace
+from tracing.records import PHASE_COLOURS, Category
 from workbench.report import RunView
 from workbench.session import Session
 from workbench.widgets.timeline import TimelineWidget, affordable_spans, learned_pace
+from workbench.widgets.timeline_data import KINDS
 
 
 class HeardWidget(TimelineWidget):
@@ -191,6 +194,26 @@ class TestRanks:
         assert widget.heard[0][0]["groups"] == ["rank 0 ± 2.0 µs", "rank 1 ± 2.0 µs"]
         assert reader.column("iterations", "start") == [10, 50, 5]
         assert widget.follow is False
+
+    def test_collectives_of_a_traces_time_are_sent_as_waits_of_the_device_and_blamed_for_nothing(self) -> None:
+        def read(collectives: list[tuple[int, int, str, str, int]]) -> Reader:
+            busy, idle = two_ranks()
+            spans = [
+                replace(span, start_ns=70, enqueued_ns=68) if span.start_ns == 60 else span  # idle from 60 on
+                for span in busy.trace.records.spans
+            ]
+            trace = replace(busy.trace, records=replace(busy.trace.records, spans=spans))
+            return Reader().read(HeardWidget.of_ranks([RankTrace(0, trace, collectives=collectives), idle]).heard)
+
+        before, inside = (-90, -80, "sum", "forward", 7), (61, 69, "gather", "forward", 1)
+        with_them, without = read([before, inside]), read([])
+        waits = [row for row in with_them.tables["spans"] if KINDS[row["kind"]] is Category.WAIT]
+        (sent,) = [row for row in waits if row["lane"] == "compute"]
+
+        assert (sent["name"], sent["phase"]) == ("gather", "forward")
+        assert (sent["start"], sent["end"], sent["iteration"]) == (61, 69, 1)
+        assert with_them.tables["bubbles"] == without.tables["bubbles"]
+        assert with_them.tables["blame"] == without.tables["blame"]
 
     def test_are_sent_anew_when_a_page_is_loaded(self) -> None:
         widget = HeardWidget.of_ranks(two_ranks())
