@@ -93,7 +93,8 @@ class EngineConfig:
     graph_all_prefills: bool = False
     """Graph-aware admission (upstream: cuda_graph_all_prefills): a prompt enters whole, or with ``chunked_prefill`` in
     a chunk cut down to a captured forward, and waits while there is none for it. Prompts that want log probabilities,
-    chunks behind the first and requests that come back with output run eagerly where nothing fits. Takes effect with
+    chunks behind the first and requests that come back with output run eagerly where nothing fits, and with
+    ``expert_parallel`` forwards that fit a graph here, but none beside what other ranks have. Takes effect with
     ``graph_non_decode`` and captured graphs."""
     chunked_prefill: bool = False
     """Read prompts that exceed what a forward's token budget leaves in chunks, beside decode rows, one at a time. It

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import torch
 
@@ -73,6 +74,8 @@ register_builtin("oracle-mtp", load_oracle_mtp)
 register_builtin("oracle-moe", load_oracle_moe)
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 PAUSED_NAP_S = 0.002
 """While an engine is paused, its streams on an event loop look so often whether it runs again."""
@@ -466,9 +469,6 @@ class Engine:
             return []
         assert self.controller.current is not None
         iteration = self.controller.current
-        if self._early:
-            iteration.outputs[:0] = self._early
-            self._early = []
         if is_new and self._stands_still(until):
             return []
         with self.device.active():
@@ -530,8 +530,12 @@ class Engine:
         self._lifecycle.require_running("step")
         if not self.has_unfinished():
             return False
-        if self.fleet is not None and not self._hear_ranks(self.fleet, Intent.STEP).has_work:
-            return False
+        if self.fleet is not None:
+            if self._owes_outputs():  # a request that another thread handed in as all fell asleep
+                self.fleet.wake()
+            outlook = self._hear_ranks(self.fleet, Intent.STEP)
+            if not outlook.has_work or outlook.is_torn:
+                return False
         self._begin_iteration()
         return True
 
@@ -580,13 +584,52 @@ class Engine:
                     while self._advance() is not None:
                         pass
                 self._early += [] if iteration is None else iteration.outputs
+            else:
+                self._await_another(fleet, intent)
+
+    def _await_another(self, fleet: Fleet, intent: Intent) -> None:
+        """Nobody has work: until another rank comes to this as well, or has a request."""
+        if not fleet.sleep(fleet.ranks.timeout_s):
+            raise RankError(
+                f"{intent.value}: no other rank came to it within {fleet.ranks.timeout_s:g} s; call it on all of them"
+            )
+
+    def _alike(self, do: Callable[[], T]) -> T:
+        """Do what all ranks do now, and hear whether all could; where only some could, none can go on.
+
+        Raises:
+            RankError: another rank could not.
+        """
+        fleet, error = self.fleet, None
+        try:
+            result = do()
+        except BaseException as raised:
+            if fleet is None:
+                raise
+            error = raised
+        if fleet is not None:
+            try:
+                all_could = fleet.hear_outcome(self.controller.next_index, could=error is None)
+            except BaseException as unheard:
+                self.failure = Failure(None, None, unheard)
+                raise
+            if not all_could.all() and all_could.any():
+                failed = error or RankError(f"rank {int((~all_could).argmax())} could not do it, this one could")
+                self.failure = Failure(None, None, failed)
+                raise failed
+        if error is not None:
+            raise error
+        return result
 
     def _require_sound(self) -> None:
         self._require_open()
         if self.failure is not None:
             phase = self.failure.phase.value if self.failure.phase else "between phases"
+            way_on = "call recover() to go on or reset() to drop all"
+            if self.fleet is not None:
+                way_on = "make new engines on all ranks"
             raise IterationFailedError(
-                f"an iteration failed in {phase}: {self.failure.error}; call recover() to go on or reset() to drop all"
+                f"an iteration failed in {phase}: {self.failure.error}; {way_on}"
             ) from self.failure.error
 
     def _advance(self) -> Border | None:
@@ -615,6 +658,8 @@ class Engine:
             if iteration is not None:
                 self._void(iteration.void_reasons)
                 self._deliver(iteration.outputs)
+                iteration.outputs[:0] = self._early  # whose mailboxes have them already
+                self._early = []
         return self._border
 
     def _void(self, reasons: Iterable[str]) -> None:
@@ -659,7 +704,7 @@ class Engine:
             self._check_request(prompt, one, f"prompt {index}", False)
         ids = [self.add_request(prompt, one) for prompt, one in zip(prompts, each, strict=True)]
         if self.fleet is not None:
-            self.fleet.expect_others()
+            self.fleet.wake()  # also without prompts: then the others may have some
         done: dict[str, RequestOutput] = {}
         bar = tqdm(total=len(ids), desc="generate", unit="request", disable=None if progress else True)
         with bar, self._mailbox(ids) as boxes:
@@ -784,7 +829,7 @@ class Engine:
             self._compute_again()
             if dropped is not None:  # whoever still looks at its iteration must not keep the memory
                 dropped.logits.rows = dropped.logits.prompt = None
-        return self._lifecycle.suspend(wanted)
+        return self._alike(lambda: self._lifecycle.suspend(wanted))
 
     def resume(self) -> None:
         """Run again after :meth:`pause` or :meth:`suspend`; does nothing to an engine that runs.
@@ -798,9 +843,11 @@ class Engine:
             EngineError: :meth:`load_weights` was interrupted while it copied.
         """
         self._require_open()
-        if not self._lifecycle.is_running:
-            self._together(Intent.RESUME)
-        stood_still = self._lifecycle.resume()
+        if self._lifecycle.is_running:
+            return
+        self._require_whole()
+        self._together(Intent.RESUME)
+        stood_still = self._alike(self._lifecycle.resume)
         if stood_still is not None:
             self._void([stood_still])
 
@@ -824,8 +871,11 @@ class Engine:
         """
         self._require_open()
         if not self._lifecycle.is_running:
+            self._require_whole()
             self._together(Intent.LOAD_WEIGHTS)
-        self._lifecycle.load_weights(source)
+            self._alike(lambda: self._lifecycle.load_weights(source))
+            return
+        self._lifecycle.load_weights(source)  # says that it cannot
 
     # -- mode, recovery, end ---------------------------------------------------------------------------------------
 
@@ -848,6 +898,7 @@ class Engine:
         self.controller.wanted_mode = wanted
         if self.fleet is not None:
             self.fleet.switches += 1
+            self.fleet.wake()  # all hear of it in the next iteration, whether there is work or not
             return
         if self.controller.current is None and self.controller.pending is None:
             self.controller.mode = self.controller.wanted_mode
@@ -875,6 +926,11 @@ class Engine:
         """
         if self.fleet is not None:
             self.require_border(what)
+
+    def _require_whole(self) -> None:
+        """With other ranks, nothing more is done together where one of them has failed."""
+        if self.fleet is not None:
+            self._require_sound()
 
     def _require_alone(self, what: str) -> None:
         if self.fleet is not None:
@@ -944,7 +1000,7 @@ class Engine:
         self.require_border_among_ranks("reset")
         self._together(Intent.RESET)
         self._save_routing()
-        stood_still = self._lifecycle.restart()
+        stood_still = self._alike(self._lifecycle.restart)
         if stood_still is not None:
             self._void([stood_still])
         self._quiesce()
@@ -953,8 +1009,8 @@ class Engine:
         self.controller.mode = self.controller.wanted_mode
         self.queue.clear()
         self._clear_cache()
-        outputs, self.controller.undelivered = [*self._early, *self.controller.undelivered], []
-        self._early = []
+        early, self._early = self._early, []
+        outputs, self.controller.undelivered = self.controller.undelivered, []
         for request in list(self._live.values()):
             request.finish_reason = "abort"
             request.state = RequestState.FINISHED
@@ -964,7 +1020,7 @@ class Engine:
         self._deliver(outputs)
         self.counters.reset()
         self.failure = None
-        return outputs
+        return [*early, *outputs]
 
     def _save_routing(self) -> None:
         """What is recorded of the rows, before they are dropped; a forward that may not have run tells nothing."""

@@ -25,6 +25,7 @@ from engine.invariants_rows import (
     check_rows,
 )
 from engine.invariants_states import check_states
+from engine.parallel.fleet import NONE_HOLDS_ALL
 from engine.phases import Order, Phase, Reason
 from engine.plan import batch_rows_of
 from engine.results import PendingForward
@@ -154,7 +155,7 @@ def check_gate(engine: Engine, border: Border) -> None:
     if not is_gated(config, engine.runner.graphs.sizes):
         return
     if plan is not None and plan.dims.num_prefill and plan.graph is None:
-        known = (CONTINUING_CHUNK, COMES_BACK, "prompt log probabilities")
+        known = (CONTINUING_CHUNK, COMES_BACK, "prompt log probabilities", NONE_HOLDS_ALL)
         require(plan.miss_reason in known, "I50", "an eager prefill in a gated engine: {}", plan.miss_reason)
     # With another policy of either kind rows or requests may stand still.
     if config.capacity_policy == "guaranteed_no_evict" and engine.queue.is_fifo:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_BEAT_S = 1.0
+"""How often a rank shows that it lives."""
 _SLICE_S = 1.0
 """How long a sleeping rank waits at a time before it looks whether the others are still there."""
 
@@ -68,24 +72,34 @@ class ProcessRanks(Ranks):
     """This process' rank. One a process: :meth:`join` makes it, or gives back the one that is there.
 
     Args:
-        store: Where ranks find each other; its keys are theirs alone.
+        meeting: Where ranks find each other.
+        prefix: Of its keys that are theirs alone.
         rank: This one's.
         size: How many.
         device: What the collectives of forwards run on.
         timeout_s: As in :class:`Ranks`.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, device: torch.device, timeout_s: float) -> None:
+    def __init__(
+        self, meeting: Store, prefix: str, rank: int, size: int, device: torch.device, timeout_s: float
+    ) -> None:
         super().__init__(rank, size, timeout_s)
         self.device = device
-        self._store = store
+        self._meeting, self._prefix = meeting, prefix
+        self._store = store = PrefixStore(prefix, meeting)
         self._is_left = False
+        self._heard: dict[int, tuple[bytes, float]] = {}
+        """Of each other rank: its newest sign of life, and when it was first seen."""
+        self._stops = threading.Event()
+        store.set(f"lives/{rank}", "0")
         backend = "nccl" if device.type == "cuda" else "gloo"
         wait = timedelta(seconds=timeout_s)
         with _telling(f"rank {rank}: {size} ranks could not find each other within {timeout_s:g} s"):
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
             self._host = dist.new_group(backend="gloo", timeout=wait)
             self._device = dist.group.WORLD
+        if size > 1:
+            threading.Thread(target=self._beat, name="rank-lives", daemon=True).start()
 
     @classmethod
     def join(cls, *, device: torch.device, timeout_s: float) -> ProcessRanks:
@@ -108,7 +122,7 @@ class ProcessRanks(Ranks):
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         prefix = f"workbench/{attempt}/{next(_times_joined)}"
-        _joined = cls(PrefixStore(prefix, _meeting_place(rank, size, timeout_s)), rank, size, device, timeout_s)
+        _joined = cls(_meeting_place(rank, size, timeout_s), prefix, rank, size, device, timeout_s)
         return _joined
 
     def _run(self, what: str, do: Callable[[], T]) -> T:
@@ -155,6 +169,7 @@ class ProcessRanks(Ranks):
             return False
         left_s = float("inf") if timeout_s is None else timeout_s
         while left_s > 0:
+            self._look_for_the_dead()
             slice_s = min(_SLICE_S, left_s)
             try:
                 self._store.wait([f"wake/{round_}"], timedelta(seconds=slice_s))
@@ -164,6 +179,27 @@ class ProcessRanks(Ranks):
                     raise RankError(f"rank {self.rank} slept, and the others have gone: {_line(error)}") from error
             left_s -= slice_s
         return False
+
+    def _beat(self) -> None:
+        """Say again and again that this process lives, over a connection of its own: a wait keeps one busy."""
+        store = PrefixStore(self._prefix, cast(Any, self._meeting).clone())
+        while not self._stops.wait(_BEAT_S):
+            with suppress(Exception):
+                store.set(f"lives/{self.rank}", str(time.time_ns()))
+
+    def _look_for_the_dead(self) -> None:
+        """A sleeper meets nobody, so nothing else would tell it that it sleeps for ever."""
+        now = time.monotonic()
+        for rank in range(self.size):
+            if rank == self.rank:
+                continue
+            if self._store.check([f"left/{rank}"]):
+                raise RankError(f"rank {self.rank} slept, and rank {rank} has left")
+            beat = self._store.get(f"lives/{rank}")
+            if self._heard.get(rank, (b"", now))[0] != beat:
+                self._heard[rank] = beat, now
+            elif now - self._heard[rank][1] > self.timeout_s:
+                raise RankError(f"rank {self.rank} slept, and rank {rank} has died: no sign for {self.timeout_s:g} s")
 
     def fail(self, iteration: int) -> None:
         """It stands in for this rank at the next agreement, which the others come to; nobody waits for theirs here."""
@@ -178,6 +214,9 @@ class ProcessRanks(Ranks):
         if self._is_left:
             return
         self._is_left = True
+        self._stops.set()
+        with suppress(Exception):
+            self._store.set(f"left/{self.rank}", "1")
         with suppress(Exception):
             dist.destroy_process_group()
         if _joined is self:

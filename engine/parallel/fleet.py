@@ -23,6 +23,9 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from zlib import crc32
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.batch import BatchDimensions
 from engine.config import MODES, EngineConfig, Mode, ResolvedConfig
 from engine.errors import ConfigError, RankError
@@ -32,6 +35,8 @@ from tracing.recorder import Recorder
 
 _OWN_OPTIONS = frozenset({"seed", "debug_invariants", "op_sleep_s", "num_blocks", "kv_cache_gb", "mamba_cache_gb"})
 """In which ranks may differ: they change nothing that is done together."""
+NONE_HOLDS_ALL = "no graph holds what all ranks have"
+"""Why all ranks run eagerly where each alone might not."""
 WAIT = "ranks"
 """The name of the span in which a host waits for the others."""
 
@@ -119,6 +124,11 @@ class Outlook:
         return tuple(vote.intent for vote in self.votes)
 
     @property
+    def is_torn(self) -> bool:
+        """Whether some came for different things: these refuse them, and nobody begins an iteration."""
+        return len(set(self.intents) - {Intent.STEP}) > 1
+
+    @property
     def newest(self) -> Vote:
         """Of those who have heard of most switches of mode, the first."""
         return max(self.votes, key=lambda vote: vote.switches)
@@ -177,7 +187,7 @@ def agreed_batch(
     graph = match_graph(widest, graphs, strict=strict, decode_width=decode_width)
     if graph is not None:
         return Agreed(graph.num_tokens, graph, None, _drafted_in(graph, draft_rows))
-    return Agreed(most, None, "no graph holds what all ranks have", draft_rows)
+    return Agreed(most, None, NONE_HOLDS_ALL, draft_rows)
 
 
 def _drafted_in(graph: BatchDimensions, draft_rows: int) -> int:
@@ -249,8 +259,8 @@ class Fleet:
             there = ", ".join(f"rank {rank}: {vote.wanted}" for rank, vote in enumerate(outlook.votes))
             raise RankError(f"ranks ask for different modes at once ({there}); switch on one of them, or alike on all")
         self.switches = newest.switches
+        self.naps += not outlook.has_work  # first: who hands in a request meanwhile wakes the new nap
         self._is_awake = outlook.has_work
-        self.naps += not outlook.has_work
         self.agreed = Agreed(0, None, None, 0)
         return outlook
 
@@ -277,6 +287,12 @@ class Fleet:
         self.agreed = agreed_batch(loads, graphs, strict=strict, decode_width=decode_width)
         return self.agreed
 
+    def hear_outcome(self, iteration: int, *, could: bool) -> NDArray[np.bool_]:
+        """[ranks] who could do what all have just done; blocks."""
+        with self._waiting():
+            rows = self.ranks.agree("outcome", iteration, [int(could)])
+        return np.asarray(rows[:, 0] != 0)
+
     def _waiting(self) -> AbstractContextManager[None]:
         return self._recorder.wait(WAIT)
 
@@ -298,7 +314,3 @@ class Fleet:
         if not self._is_awake:
             self.ranks.wake(self.naps)
             self._is_awake = True
-
-    def expect_others(self) -> None:
-        """All ranks are about to come to the next iteration, whether they have work or not."""
-        self._is_awake = True

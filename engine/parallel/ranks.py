@@ -137,9 +137,9 @@ class Ranks(ABC):
 
 
 FAILED = "failure"
-TOPICS = ("options", "iteration", "batch", "arrivals", FAILED)
+TOPICS = ("options", "iteration", "batch", "arrivals", "outcome", FAILED)
 """What ranks agree on: at the start, at the beginning of each iteration, before each forward is staged; and where all
-have run out of work, when the next request is to come anywhere."""
+have run out of work, when the next request is to come anywhere; and whether all could do what all did together."""
 
 
 def ranks_named(name: str) -> Ranks:

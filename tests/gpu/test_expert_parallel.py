@@ -39,7 +39,7 @@ Answers = list[tuple[Any, ...]]
 
 @pytest.fixture(scope="module")
 def nccl() -> Iterator[ProcessRanks]:
-    ranks = ProcessRanks(dist.HashStore(), 0, 1, CUDA, 60.0)
+    ranks = ProcessRanks(dist.HashStore(), "alone", 0, 1, CUDA, 60.0)
     yield ranks
     ranks.close()
 
