@@ -230,7 +230,7 @@ class RanksSummary:
         return str(self)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(str(self))}</pre>"
+        return f"<pre style='white-space:pre;overflow-x:auto;font-size:12px'>{escape(str(self))}</pre>"
 
 
 def ranks_summary(merged: RanksTrace) -> RanksSummary:

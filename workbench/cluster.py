@@ -35,8 +35,8 @@ class Cluster(ClusterLooking):
     """Ranks under a person's hands. Close it, or use it in a ``with`` block.
 
     Args:
-        ranks: How many; each holds an equal part of every layer's experts.
         model: As for :class:`~workbench.session.Session`; each rank loads its part.
+        ranks: How many; each holds an equal part of every layer's experts.
         in_process: Make them threads of this process: nothing is started, a debugger sees all of them, and they share
             one interpreter, so that times mean little.
         launcher: For processes, an engine launcher of ipyparallel by class or name (``"mpi"``, ``"slurm"``, ``"ssh"``);
@@ -52,9 +52,9 @@ class Cluster(ClusterLooking):
 
     def __init__(
         self,
-        ranks: int = 2,
         model: Any = "shipped",
         *,
+        ranks: int = 2,
         in_process: bool = False,
         launcher: Any = None,
         limit_s: float = 60.0,

@@ -46,8 +46,7 @@ class Asking:
         Raises:
             ClusterError: one raised, has died, or does not answer in time.
         """
-        if self._is_closed:
-            raise ClusterError("the cluster is closed; make a new one")
+        self._require_open()
         self._hear_owed()
         links = [self.connection.links[rank] for rank in (range(self.size) if ranks is None else ranks)]
         pending = [link.call(method, *args) for link in links]
@@ -59,6 +58,10 @@ class Asking:
             raise
         self._owed = []
         return found
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ClusterError("the cluster is closed; make a new one")
 
     def _hear_owed(self) -> None:
         """Hear what an interrupt did not wait for."""
@@ -92,8 +95,9 @@ class Asking:
         """Refuse to move ranks that cannot go on.
 
         Raises:
-            ClusterError: naming the first of them.
+            ClusterError: naming the first of them; also where the cluster is closed.
         """
+        self._require_open()
         for place in sorted(self.places, key=lambda place: place.state != LOST):
             if place.state in ("failed", LOST):
                 what = "is lost" if place.state == LOST else "has failed"

@@ -163,6 +163,19 @@ class _Remote:
             return Answer(None, f"it has died: {text}", "Dead") if " died " in text else Answer(None, text, "Error")
 
 
+class _Gone:
+    """Of a process that is no more."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+    def get(self) -> Answer:
+        return Answer(None, self._text, "Dead")
+
+
 class ProcessLink:
     """A rank that is an engine of ipyparallel."""
 
@@ -175,7 +188,10 @@ class ProcessLink:
 
     def apply(self, function: Callable[..., Any], *args: Any) -> Pending:
         """Begin any function there."""
-        return _Remote(self.view.apply_async(function, *args))
+        try:
+            return _Remote(self.view.apply_async(function, *args))
+        except IndexError:  # ipyparallel has taken it off its list
+            return _Gone(f"it has died: {self.why_dead() or 'its engine is gone'}")
 
     def call(self, method: str, *args: Any) -> Pending:
         """See :meth:`Link.call`."""

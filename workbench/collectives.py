@@ -126,7 +126,8 @@ class CollectivesTable:
 
     def _rest(self, num_shown: int) -> list[str]:
         hidden = len(self.rows) - num_shown
-        return [f"and {hidden:,} more, in .rows"] if hidden else []
+        which = "the newest" if self.difference is None else "those around the difference"
+        return [f"{which}, {num_shown:,} of {len(self.rows):,}; all are in .rows"] if hidden else []
 
 
 def collectives_table(logs: Sequence[Sequence[Collective]]) -> CollectivesTable:

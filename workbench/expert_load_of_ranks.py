@@ -57,14 +57,15 @@ class RanksExpertLoad:
     def _repr_html_(self) -> str:
         if not self.load.counts.any():
             return f"<div>{escape(str(self))}</div>"
+        style = f"{_border(True)}font-size:11px;white-space:nowrap;text-align:center"
         head = "<td></td>" + "".join(
-            f"<td colspan='{self.experts_per_rank}' style='{_border(True)}font-size:11px'>{self._rank_name(rank)}</td>"
+            f"<td colspan='{self.experts_per_rank}' style='{style}'>{self._rank_name(rank)}</td>"
             for rank in range(self.num_ranks)
         )
         lines = "".join(self._html_line(at) for at in range(len(self.load.layers)))
         foot = (
             f"a row a layer, a square an expert; the darkest has {self.load.shares.max():.2f} times the mean load of "
-            "its layer; lines stand between ranks"
+            "its layer; lines stand between ranks; a token counts once for each of its experts"
         )
         return (
             "<div style='font-family:sans-serif;line-height:1.5'><table style='border-collapse:separate;"
@@ -85,8 +86,8 @@ class RanksExpertLoad:
             )
         )
         loads = " · ".join(f"{load:,}" for load in self.rank_loads[at].tolist())
-        told = f"ranks {loads}, imbalance {self.rank_imbalances[at]:.2f}"
-        style = "padding:0 6px;font-size:11px;text-align:right"
+        told = f"tokens by rank {loads}, imbalance {self.rank_imbalances[at]:.2f}"
+        style = "padding:0 6px;font-size:11px;text-align:right;white-space:nowrap"
         return f"<tr><td style='{style}'>layer {layer}</td>{cells}<td style='{style}'>{told}</td></tr>"
 
     def _html_cell(self, layer: int, expert: int, count: int, level: float) -> str:

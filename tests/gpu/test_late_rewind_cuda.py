@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine import EngineConfig
+from engine import EngineConfig, SamplingParams
 from engine.batch import BatchShape
 from engine.controller import Border
 from engine.engine import Engine
@@ -134,19 +134,22 @@ class TestNoWait:
         assert waits == 0
 
     def test_the_counts_are_on_their_way_while_the_next_forward_is_launched(self) -> None:
-        """The device is kept busy ahead of verification, longer than a launch takes where nothing is compiled."""
+        """The device is kept busy ahead of verification, longer than a launch takes where nothing is compiled.
+
+        Rows are plain, so that a few graphs are launched: behind some thousand launches CUDA lets the host wait.
+        """
         config = EngineConfig(device="cuda", graphs=-1, speculative_tokens=2, late_rewind=True, **LIMITS)
         seen: list[bool] = []
         with Engine.from_pretrained("shape:tiny-hybrid", config, progress=False) as engine:
-            for prompt, params in zip(PROMPTS, MIX, strict=True):
-                engine.add_request(prompt, params)
+            for prompt in PROMPTS:
+                engine.add_request(prompt, SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True))
             while engine.has_unfinished():
                 border = engine.step_phase()
                 while border is not None:
                     current = engine.controller.current
                     is_late = current is not None and current.order is LATE
                     if is_late and engine.next_phase is Phase.VERIFY:
-                        engine.device.compute.launch(lambda: torch.cuda._sleep(20_000_000))
+                        engine.device.compute.launch(lambda: torch.cuda._sleep(100_000_000))
                     if is_late and border.phase is Phase.FORWARD:
                         assert current.verified is not None
                         seen.append(current.verified.accepted_ready.done())

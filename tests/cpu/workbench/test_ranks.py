@@ -76,11 +76,11 @@ class TestTorchrun:
 class TestProcessesOfACluster:
     @pytest.fixture
     def cluster(self) -> Iterator[Cluster]:
-        with Cluster(2, clock="iterations", rank_timeout_s=30.0, progress=False, **OPTIONS) as cluster:
+        with Cluster(ranks=2, clock="iterations", rank_timeout_s=30.0, progress=False, **OPTIONS) as cluster:
             yield cluster
 
     def test_step_together_say_what_threads_say_and_tell_who_died(self, cluster: Cluster) -> None:
-        with Cluster(2, in_process=True, clock="iterations", progress=False, **OPTIONS) as threads:
+        with Cluster(ranks=2, in_process=True, clock="iterations", progress=False, **OPTIONS) as threads:
             for one in (cluster, threads):
                 one.submit("def add(a, b):", rank=0, max_tokens=5, seed=1)
                 one.submit("import ", rank=1, arrival=3, max_tokens=5, seed=2)

@@ -32,7 +32,7 @@ NO_EOS = {"ignore_eos": True}
 @contextmanager
 def cluster(**options: Any) -> Iterator[Cluster]:
     with Cluster(
-        2, "oracle-moe", in_process=True, progress=False, **{**SMALL, "rank_timeout_s": 20.0, **options}
+        "oracle-moe", ranks=2, in_process=True, progress=False, **{**SMALL, "rank_timeout_s": 20.0, **options}
     ) as it:
         yield it
 
@@ -335,11 +335,11 @@ class TestFailures:
 
     def test_one_rank_is_refused(self) -> None:
         with pytest.raises(ClusterError, match="at least 2"):
-            Cluster(1, in_process=True)
+            Cluster(ranks=1, in_process=True)
 
     def test_a_model_without_experts_is_refused_in_one_line(self) -> None:
         with pytest.raises(ClusterError, match="the model has no experts") as caught:
-            Cluster(2, "oracle", in_process=True, progress=False, **SMALL)
+            Cluster("oracle", ranks=2, in_process=True, progress=False, **SMALL)
         assert "\n" not in str(caught.value)
 
 

@@ -77,7 +77,7 @@ class TestSideBySide:
 
     def test_of_many_those_around_the_difference_are_shown(self) -> None:
         logs = [account(iterations=500), account(iterations=500)]
-        assert "more, in .rows" in str(collectives_table(logs))
+        assert "the newest, 60 of " in str(collectives_table(logs))
         logs[1][202] = replace(logs[1][202], kind="sum")
         table = collectives_table(logs)
 
@@ -122,7 +122,7 @@ def test_engines_of_two_ranks_are_seen_to_do_the_same() -> None:
 @contextmanager
 def two_ranks_that_have_run() -> Iterator[Cluster]:
     options = {"device": "cpu", "clock": "iterations", "max_requests": 4, "num_blocks": 40, "block_size": 4}
-    with Cluster(2, "oracle-moe", in_process=True, progress=False, **options) as cluster:
+    with Cluster("oracle-moe", ranks=2, in_process=True, progress=False, **options) as cluster:
         cluster.submit([1, 2, 3], rank=0, max_tokens=5, ignore_eos=True)
         cluster.run()
         yield cluster

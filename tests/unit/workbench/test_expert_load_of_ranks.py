@@ -33,7 +33,7 @@ def test_the_map_has_a_line_where_a_ranks_experts_begin() -> None:
 
     assert html.count("border-left:2px solid") == 2 + 2  # heads and the one layer
     assert "expert 2 of rank 1: 3 tokens" in html
-    assert "ranks 3 · 7, imbalance 1.40" in html
+    assert "tokens by rank 3 · 7, imbalance 1.40" in html
     assert "rank 1: experts 2 to 3" in str(ranks)
 
 
