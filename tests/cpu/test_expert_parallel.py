@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from engine.engine import Engine
 from engine.errors import CheckpointError
 from engine.models.loader import SHIPPED, load_model
 from engine.models.moe import Experts
+from engine.parallel.log import first_difference, from_rows
 from engine.parallel.shard import Shard
 from engine.request import RequestOutput
 from tests.checkpoints import write_checkpoint
@@ -195,11 +197,14 @@ class TestAShard:
         assert {layer.up.shape[0] for layer in layers} == {2}
 
 
-SCRIPT = """
-    import os, sys, torch
+COMMON = """
+    import json, os, sys, torch
     from engine import EngineConfig, SamplingParams
     from engine.engine import Engine
+    from engine.parallel.log import to_rows
     torch.set_num_threads(1)
+"""
+SCRIPT = """
     config = EngineConfig(expert_parallel=2, dtype="float64", rank_timeout_s=30, speculative_tokens=1, device="cpu")
     engine = Engine.from_pretrained("shipped", config, progress=False)
     rank = engine.fleet.ranks.rank
@@ -207,14 +212,35 @@ SCRIPT = """
 """
 
 
-def run_ranks(tmp_path: Path, body: str) -> list[subprocess.CompletedProcess[str]]:
-    """A script on two processes that find each other as those of torchrun do; killed if they hang."""
+FAMILIES_SCRIPT = """
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    told = {}
+    for name, folder, mode, options in json.loads(os.environ["RUNS"]):
+        config = EngineConfig(expert_parallel=size, mode=mode, dtype="float64", rank_timeout_s=30, **options)
+        engine = Engine.from_pretrained(folder, config, progress=False)
+        params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True, logprobs=1)
+        outputs = engine.generate(json.loads(os.environ["PROMPTS"])[rank::size], params, progress=False)
+        log = to_rows(engine.fleet.ranks.log.entries())
+        told[f"{name} {mode}"] = {"ids": [one.token_ids for one in outputs], "log": log}
+        engine.close()
+    print(json.dumps(told))
+"""
+
+
+def run_ranks(tmp_path: Path, body: str, *, size: int = 2, **variables: str) -> list[subprocess.CompletedProcess[str]]:
+    """A script on processes that find each other as those of torchrun do; killed if they hang."""
     script = tmp_path / "rank.py"
-    script.write_text(textwrap.dedent(SCRIPT) + textwrap.dedent(body))
+    script.write_text(textwrap.dedent(COMMON) + body)
     port = 20_000 + os.getpid() % 20_000
     started = []
-    for rank in range(2):
-        found_by = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for rank in range(size):
+        found_by = {
+            **variables,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
         command = [sys.executable, "-X", "faulthandler", str(script)]
         environment = {**os.environ, **found_by, "PYTHONPATH": os.getcwd()}  # noqa: PTH109
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -236,19 +262,14 @@ class TestProcesses:
     def test_over_gloo_say_what_one_says(self, tmp_path: Path) -> None:
         done = run_ranks(
             tmp_path,
-            """
+            textwrap.dedent(SCRIPT)
+            + textwrap.dedent("""
             outputs = engine.generate(["def main("] if rank == 0 else ["import ", "class A"], params, progress=False)
-            from engine.parallel.log import to_rows
-            import json
             log = to_rows(engine.fleet.ranks.log.entries())
             print(json.dumps({"texts": [one.text for one in outputs], "log": log}))
             engine.close()
-            """,
+            """),
         )
-        import json
-
-        from engine.parallel.log import first_difference, from_rows
-
         assert [one.returncode for one in done] == [0, 0], done[0].stderr + done[1].stderr
         told = [json.loads(one.stdout.splitlines()[-1]) for one in done]
         with Engine.from_pretrained("shipped", EngineConfig(dtype="float64"), progress=False) as engine:
@@ -257,17 +278,41 @@ class TestProcesses:
         assert told[0]["texts"] + told[1]["texts"] == [one.text for one in expected]
         assert first_difference([from_rows(one["log"]) for one in told]) is None
 
+    @pytest.mark.parametrize("size", [2, 4])
+    def test_over_gloo_of_every_family(self, folders: dict[str, Path], tmp_path: Path, size: int) -> None:
+        """With drafts where there are heads."""
+        families = ["mixtral", "qwen3", "nemotron", "shipped"]
+        options = {"max_requests": 4, "max_batch_tokens": 64, "max_sequence_length": 64, "num_blocks": 40}
+        runs = [
+            (name, str(folders[name]), mode, {**options, "speculative_tokens": 2 * (name == "shipped")})
+            for name in families
+            for mode in MODES
+        ]
+        done = run_ranks(
+            tmp_path, textwrap.dedent(FAMILIES_SCRIPT), size=size, RUNS=json.dumps(runs), PROMPTS=json.dumps(PROMPTS)
+        )
+
+        assert not any(one.returncode for one in done), done[0].stderr + done[-1].stderr
+        told = [json.loads(one.stdout.splitlines()[-1]) for one in done]
+        for name, _, mode, _ in runs:
+            here = [one[f"{name} {mode}"] for one in told]
+            found = {number: here[number % size]["ids"][number // size] for number in range(len(PROMPTS))}
+            expected = served(folders[name], ALONE, mode=mode)
+            assert found == {number: list(one.token_ids) for number, one in expected.items()}, f"{name} {mode}"
+            assert first_difference([from_rows(one["log"]) for one in here]) is None
+
     def test_report_one_that_is_killed(self, tmp_path: Path) -> None:
         done = run_ranks(
             tmp_path,
-            """
+            textwrap.dedent(SCRIPT)
+            + textwrap.dedent("""
             for number in range(3):
                 engine.add_request("def main(", params)
             for number in range(1000):
                 engine.step()
                 if rank == 1 and number == 4:
                     os.kill(os.getpid(), 9)
-            """,
+            """),
         )
 
         assert done[1].returncode == -signal.SIGKILL

@@ -12,11 +12,12 @@ export function legendEntries(store, look) {
   const kind = (colour) => (colour === look.phases.copy ? " (copies)" : "");
   const entries = [...byColour].map(([colour, names]) => [names.join(", ") + kind(colour), chip(colour, names)]);
   if ([...waits].some((name) => name !== look.ranksWait)) entries.push(["host waits for the device", lines(look.wait)]);
-  if (waits.has(look.ranksWait)) entries.push(["host waits for other ranks", lines(look.ranks, look.under("ranks"))]);
-  if (hasCollective) entries.push(["device is in a collective with other ranks", { ...lines(look.ranks, look.under("ranks")), height: "5px", alignSelf: "flex-end", marginBottom: "3px" }]);
+  const ofRanks = [];  // in front: a folded legend shows its first row, and they are what ranks are looked at for
+  if (waits.has(look.ranksWait)) ofRanks.push(["host waits for other ranks", lines(look.ranks, look.under("ranks"))]);
+  if (hasCollective) ofRanks.push(["device is in a collective with other ranks", { ...lines(look.ranks, look.under("ranks")), height: "5px", alignSelf: "flex-end", marginBottom: "3px" }]);
   if (hasBubble) entries.push(["device idle (bubble)", lines(look.bubble)]);
   if (hasDrafts) entries.push(["accepted drafts", { background: look.draft, width: "7px" }], ["drafts turned down", { background: look.turned, width: "3px" }]);
-  return [...entries, ...orders.map((order) => [`iteration: ${order}`, { background: look.order(order), borderRadius: "6px" }])];
+  return [...ofRanks, ...entries, ...orders.map((order) => [`iteration: ${order}`, { background: look.order(order), borderRadius: "6px" }])];
 }
 
 function namesIn(store, look) {
