@@ -153,6 +153,11 @@ class Difference:
     collectives: tuple[Collective | None, Collective | None]
     """What each of them did there; None: nothing any more."""
 
+    @property
+    def iteration(self) -> int:
+        """The first that either of them was in."""
+        return min(one.iteration for one in self.collectives if one is not None)
+
     def __str__(self) -> str:
         did = [f"rank {rank}: {one or 'nothing'}" for rank, one in zip(self.ranks, self.collectives, strict=True)]
         return f"{self.place} collective {self.number} differs; {'; '.join(did)}"
@@ -160,6 +165,8 @@ class Difference:
 
 def first_difference(logs: Sequence[Sequence[Collective]]) -> Difference | None:
     """Compare every rank's account with rank 0's: the first place where one differs, or None.
+
+    Of the host's and the device's differences the one of the earlier iteration: what comes later follows from it.
 
     Args:
         logs: Of each rank, complete or all begun at the same iteration.
@@ -169,7 +176,7 @@ def first_difference(logs: Sequence[Sequence[Collective]]) -> Difference | None:
     for place in places:
         accounts = [[one for one in log if one.place == place] for log in logs]
         found += [one for rank in range(1, len(logs)) if (one := _compared(place, accounts, rank)) is not None]
-    return min(found, key=lambda one: one.number) if found else None
+    return min(found, key=lambda one: (one.iteration, one.number)) if found else None
 
 
 def _compared(place: Place, accounts: Sequence[Sequence[Collective]], rank: int) -> Difference | None:

@@ -45,6 +45,17 @@ class TestFirstDifference:
         assert end == Difference("host", 1, (0, 1), (agree("batch", 0), None))
         assert "rank 1: nothing" in str(end)
 
+    def test_names_what_came_first_and_not_what_followed_from_it(self) -> None:
+        """A rank that stopped for a collective of its device is missed at the host's next agreement, too."""
+        logs = [
+            [agree("iteration", 4), gather("draft", 4)],
+            [agree("iteration", 4), agree("iteration", 5), gather("forward", 4)],
+        ]
+
+        found = first_difference(logs)
+
+        assert found == Difference("device", 0, (0, 1), (logs[0][1], logs[1][2]))
+
     def test_compares_the_host_and_the_device_apart(self) -> None:
         """A device works behind its host, by how much differs from rank to rank."""
         logs = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -13,6 +14,13 @@ from tests.oracle_world import World
 from tests.rank_world import RankWorld, rank_world
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, seed=0, ignore_eos=True)
+
+
+def serve(world: World, is_over: threading.Event) -> None:
+    """Step wherever there is work, and sleep else; to be ended while all sleep."""
+    while not is_over.is_set():
+        if world.engine.wait_for_work(0.05):
+            world.engine.step()
 
 
 def pause_while_the_other_goes_on(worlds: RankWorld) -> None:
@@ -84,18 +92,13 @@ class TestAnIdleFleet:
             assert [world.engine.state.value for world in worlds.worlds] == ["paused", "paused"]
 
     def test_is_paused_by_nobody_if_only_one_asks(self) -> None:
-        with rank_world(2, timeout_s=0.4) as worlds:
+        with rank_world(2, timeout_s=2.0) as worlds:
             worlds.drain()
-            until = time.monotonic() + 1.0
-
-            def serve(world: World) -> None:
-                while time.monotonic() < until:
-                    if world.engine.wait_for_work(0.1):
-                        world.engine.step()
-
-            serving = worlds.start(1, serve)
+            is_over = threading.Event()
+            serving = worlds.start(1, lambda world: serve(world, is_over))
             with pytest.raises(RankError, match="pause: no other rank came to it within"):
                 worlds.on(0, lambda world: world.engine.pause())
+            is_over.set()
             serving.result(10)
             worlds.on_all(lambda world, rank: world.submit([rank + 1], GREEDY))
             worlds.drain()
@@ -103,18 +106,16 @@ class TestAnIdleFleet:
     def test_hears_of_a_request_that_comes_as_it_falls_asleep(self) -> None:
         """From another thread, between a rank's vote and the others'."""
         with rank_world(2) as worlds:
-            until = time.monotonic() + 10
-
-            def serve(world: World) -> None:
-                while not any(one.engine.counters.finished.total() for one in worlds.worlds):
-                    assert time.monotonic() < until
-                    if world.engine.wait_for_work(0.1):
-                        world.engine.step()
-
-            first = worlds.start(0, serve)
+            is_over, until = threading.Event(), time.monotonic() + 20
+            engines = [world.engine for world in worlds.worlds]
+            first = worlds.start(0, lambda world: serve(world, is_over))
             time.sleep(0.1)
-            worlds.worlds[0].engine.add_request([1, 2], GREEDY.replace(max_tokens=3))
-            second = worlds.start(1, serve)
+            engines[0].add_request([1, 2], GREEDY.replace(max_tokens=3))
+            second = worlds.start(1, lambda world: serve(world, is_over))
+            while not engines[0].counters.finished or any(one.fleet and one.fleet._is_awake for one in engines):
+                assert time.monotonic() < until, "nobody was woken"
+                time.sleep(0.01)
+            is_over.set()
             first.result(15)
             second.result(15)
 

@@ -446,7 +446,7 @@ class TestOptions:
 class TestTheChecker:
     def test_sees_a_rank_that_runs_no_dummy(self) -> None:
         """The fault of engines that return early where a rank has nothing to do."""
-        with rank_world(2, timeout_s=0.3, device="cpu") as worlds:
+        with rank_world(2, timeout_s=2.0, device="cpu") as worlds:
             worlds.on(0, lambda world: world.submit([1, 2], GREEDY))
             worlds.worlds[1].engine.runner.launch_dummy = lambda plan: None  # type: ignore[method-assign]
 
@@ -459,7 +459,7 @@ class TestTheChecker:
             assert difference.collectives[1] is None
 
     def test_sees_a_rank_that_drafts_in_the_wrong_order(self) -> None:
-        with rank_world(2, kind="moe-mtp", speculative_tokens=1, timeout_s=0.3, device="cpu") as worlds:
+        with rank_world(2, kind="moe-mtp", speculative_tokens=1, timeout_s=2.0, device="cpu") as worlds:
             settle_in(worlds, ("busy", "busy"))
             phases = worlds.worlds[1].engine.controller.phase_functions
             late: list[Any] = []
