@@ -23,8 +23,8 @@ class TestSoak:
     ) -> None:
         report = soak(device, 300, seed=3, **options)
 
-        # A forward that only reads a part of a prompt, or whose rows have all been aborted, brings back nothing that the
-        # host waits for. Behind two of them it finds both halves in use if others keep the device from running.
+        # A forward that only reads a part of a prompt, or whose rows have all been aborted, brings back nothing that
+        # the host waits for. Behind two of them both halves are in use if others keep the device from running.
         assert sum(report.num_waits) <= 5, report.num_waits
         assert {"overlap", "overlap_admit", "no_overlap", "legacy", "primer", "drain"} <= set(report.orders)
         assert {"length", "stop", "abort"} <= set(report.finished)
