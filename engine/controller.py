@@ -234,6 +234,15 @@ class Controller:
         shape = pending.plan.shape
         return shape.num_decode if pending.logits.in_graph and not shape.num_prefill else pending.num_sampled
 
+    def order_here(self, order: Order, mode: Mode) -> Order:
+        """What takes an order's place in this engine: with drafts, and among other ranks."""
+        has_drafts = self.resolved.config.speculative_tokens > 0
+        if has_drafts:
+            order = order.with_drafting
+        if self.fleet is None:
+            return order
+        return order.among_ranks(is_legacy=mode == "legacy", has_drafts=has_drafts)
+
     def take_mode(self) -> None:
         """Let the wanted mode be in force where nothing is pending, here or at another rank."""
         if self.fleet is not None:
@@ -249,11 +258,7 @@ class Controller:
         """
         self.take_mode()
         order, reason = choose_order(self.order_state(), self.policy)
-        has_drafts = self.resolved.config.speculative_tokens > 0
-        if has_drafts:
-            order = order.with_drafting
-        if self.fleet is not None:
-            order = order.among_ranks(is_legacy=self.mode == "legacy", has_drafts=has_drafts)
+        order = self.order_here(order, self.mode)
         iteration = self._begin(order, reason)
         self._count_graph_wait()
         for phase in order.phases:

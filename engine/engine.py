@@ -49,7 +49,7 @@ from engine.models.loader import LoadedModel, load_model, register_builtin
 from engine.models.oracle import load_oracle, load_oracle_hybrid, load_oracle_moe, load_oracle_mtp
 from engine.parallel.dispatch import bind_ranks
 from engine.parallel.distributed import ProcessRanks, shard_of, take_own_gpu
-from engine.parallel.fleet import Fleet, Intent, Outlook
+from engine.parallel.fleet import Fleet, Intent, Outlook, by_rank
 from engine.parallel.ranks import Ranks
 from engine.pausing import RoomKeeper
 from engine.phases import Phase
@@ -571,9 +571,8 @@ class Engine:
         fleet.wake()
         while True:
             outlook = self._hear_ranks(fleet, intent)
-            others = {other for other in outlook.intents if other not in (Intent.STEP, intent)}
-            if others:
-                there = ", ".join(f"rank {rank}: {one.value}" for rank, one in enumerate(outlook.intents))
+            if outlook.is_torn:
+                there = by_rank(one.value for one in outlook.intents)
                 raise RankError(f"ranks want different things at once ({there}); ask all of them for the same")
             if all(one is intent for one in outlook.intents) or (intent is Intent.CLOSE and not outlook.has_work):
                 return

@@ -59,6 +59,18 @@ Kind = Literal["oracle", "hybrid", "drafting", "mtp", "moe", "moe-mtp"]
 """Plain; with a recurrent state; with three draft heads; with both; plain with experts; with all. All answer alike."""
 
 
+SMALL: dict[str, Any] = {
+    "device": "inline",
+    "block_size": 4,
+    "num_blocks": 60,
+    "max_requests": 4,
+    "max_batch_tokens": 120,
+    "max_sequence_length": 100,
+    "debug_invariants": True,
+}
+"""Options of a small engine."""
+
+
 def oracle_engine(
     *,
     nan_every: int = 0,
@@ -70,18 +82,9 @@ def oracle_engine(
     **options: Any,
 ) -> Engine:
     """A small engine with invariants on: 4 rows, blocks of 4, sequences of 100; ``options`` override."""
-    config: dict[str, Any] = {
-        "device": "inline",
-        "block_size": 4,
-        "num_blocks": 60,
-        "max_requests": 4,
-        "max_batch_tokens": 120,
-        "max_sequence_length": 100,
-        "debug_invariants": True,
-    }
     return Engine(
         loaded_oracle(nan_every, has_text=has_text, kind=kind, skill=skill),
-        EngineConfig(**{**config, **options}),
+        EngineConfig(**{**SMALL, **options}),
         device=device_object,
         policy=policy,
     )

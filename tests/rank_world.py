@@ -16,7 +16,7 @@ from engine.models.loader import LoadedModel
 from engine.parallel.local import LocalRanks
 from engine.parallel.log import Collective, first_difference
 from engine.parallel.shard import Shard, building
-from tests.oracle_world import Kind, World, make_oracle
+from tests.oracle_world import SMALL, Kind, World, make_oracle
 
 T = TypeVar("T")
 
@@ -40,17 +40,7 @@ class RankWorld:
         self.size = size
         self.ranks = LocalRanks.make(size, timeout_s=options.pop("timeout_s", TIMEOUT_S))
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix=f"rank-{rank}") for rank in range(size)]
-        config: dict[str, Any] = {
-            "device": "inline",
-            "block_size": 4,
-            "num_blocks": 60,
-            "max_requests": 4,
-            "max_batch_tokens": 120,
-            "max_sequence_length": 100,
-            "debug_invariants": True,
-            "expert_parallel": size,
-        }
-        config |= options
+        config: dict[str, Any] = {**SMALL, "expert_parallel": size, **options}
 
         def make(rank: int) -> World:
             own = {name: value[rank] if isinstance(value, PerRank) else value for name, value in config.items()}

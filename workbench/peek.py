@@ -41,11 +41,8 @@ def coming_order(engine: Engine, policy: OrderPolicy | None = None) -> ComingOrd
     if not state.has_pending:  # a switch of mode takes effect as the iteration begins
         state = replace(state, mode=state.wanted_mode)
     order, reason = choose_order(state, policy or engine.controller.policy)
-    has_drafts = engine.config.speculative_tokens > 0
-    order = order.with_drafting if has_drafts else order
-    if engine.fleet is not None:  # by what this rank knows of the others, which is what they said last
-        order = order.among_ranks(is_legacy=state.mode == "legacy", has_drafts=has_drafts)
-    return ComingOrder(order, reason, state)
+    # Among other ranks by what this one knows of them, which is what they said last.
+    return ComingOrder(engine.controller.order_here(order, state.mode), reason, state)
 
 
 def as_phase(phase: Phase | str) -> Phase:

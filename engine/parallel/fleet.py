@@ -17,7 +17,7 @@ so no rank's host ever waits for numbers while another's waits for its device to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -195,6 +195,11 @@ def _drafted_in(graph: BatchDimensions, draft_rows: int) -> int:
     return graph.num_decode if draft_rows and not graph.num_prefill else draft_rows
 
 
+def by_rank(words: Iterable[str]) -> str:
+    """What each rank said, for messages."""
+    return ", ".join(f"rank {rank}: {word}" for rank, word in enumerate(words))
+
+
 class Fleet:
     """This engine's part in it.
 
@@ -251,12 +256,12 @@ class Fleet:
         self.outlook = outlook = Outlook(tuple(Vote.from_values(row) for row in rows))
         modes = {vote.mode for vote in outlook.votes}
         if len(modes) > 1:
-            there = ", ".join(f"rank {rank}: {vote.mode}" for rank, vote in enumerate(outlook.votes))
+            there = by_rank(vote.mode for vote in outlook.votes)
             raise RankError(f"mixed modes in iteration {iteration} ({there}): all ranks schedule alike, or none can")
         newest = outlook.newest
         rivals = {vote.wanted for vote in outlook.votes if vote.switches == newest.switches}
         if len(rivals) > 1:
-            there = ", ".join(f"rank {rank}: {vote.wanted}" for rank, vote in enumerate(outlook.votes))
+            there = by_rank(vote.wanted for vote in outlook.votes)
             raise RankError(f"ranks ask for different modes at once ({there}); switch on one of them, or alike on all")
         self.switches = newest.switches
         self.naps += not outlook.has_work  # first: who hands in a request meanwhile wakes the new nap

@@ -27,45 +27,22 @@ from engine.parallel.log import first_difference, from_rows
 from engine.parallel.shard import Shard
 from engine.request import RequestOutput
 from tests.checkpoints import write_checkpoint
+from tests.cpu.models.test_hybrid_families import GRANITE, GRANITE_KEYS, NEMOTRON, NEMOTRON_KEYS
+from tests.cpu.models.test_moe_families import GLM4, MIXTRAL, QWEN3
 from tests.rank_world import on_ranks
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True, logprobs=1)
 DRAWN = SamplingParams(max_tokens=10, temperature=0.8, seed=11, ignore_eos=True, logprobs=1)
 PROMPTS = [[5, 6, 7, 8, 9], [11] * 16, [3, 1, 4, 1, 5, 9, 2, 6] * 4 + [7], [12]]
-EIGHT = {"num_experts_per_tok": 3, "moe_intermediate_size": 40}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "mixtral": ("MixtralForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2}),
-    "qwen3": ("Qwen3MoeForCausalLM", {**EIGHT, "num_local_experts": 8, "head_dim": 32}),
-    "glm4": ("Glm4MoeForCausalLM", {**EIGHT, "n_routed_experts": 8, "n_shared_experts": 2, "head_dim": 16}),
-    "nemotron": (
-        "NemotronHForCausalLM",
-        {
-            **EIGHT,
-            "hybrid_override_pattern": "M*-EM",
-            "num_hidden_layers": 5,
-            "head_dim": 24,
-            "ssm_state_size": 12,
-            "mamba_num_heads": 8,
-            "mamba_head_dim": 10,
-            "n_groups": 2,
-            "n_routed_experts": 8,
-            "moe_shared_expert_intermediate_size": 40,
-        },
-    ),
-    "granite": (
-        "GraniteMoeHybridForCausalLM",
-        {
-            "mamba_n_heads": 8,
-            "mamba_d_state": 12,
-            "mamba_n_groups": 2,
-            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-            "intermediate_size": 24,
-            "shared_intermediate_size": 40,
-            "num_local_experts": 4,
-        },
-    ),
+    "mixtral": (MIXTRAL[0], {**MIXTRAL[1], "num_local_experts": 4}),
+    "qwen3": QWEN3,
+    "glm4": GLM4,
+    "nemotron": (NEMOTRON, NEMOTRON_KEYS),
+    "granite": (GRANITE, {**GRANITE_KEYS, "num_local_experts": 4}),
 }
+"""As many experts as four ranks can share."""
 LIMITS: dict[str, Any] = {
     "max_requests": 4,
     "max_batch_tokens": 64,
