@@ -1,7 +1,7 @@
 """Time graphed decode forwards on one GPU, with the kernels as they are, and without some or with other cuts.
 
     python benchmarks/gpu_forward.py
-    python benchmarks/gpu_forward.py --models hybrid-2b --rows 1 8 --variants now cublas ahead2048+step0
+    python benchmarks/gpu_forward.py --models hybrid-2b --rows 1 8 --variants now cublas ahead1024+step0
     python benchmarks/gpu_forward.py --models qwen3-0.6b qwen3-8b --rows 8 16 --variants now cublas
 
 A forward is one token of each row, with CACHED tokens in its cache. Every variant of a batch is a graph of its own;
@@ -28,8 +28,7 @@ from torch import Tensor
 from engine.batch import BatchShape, ForwardBatch
 from engine.kernels import triton as fused
 from engine.kernels import triton_products as products
-from engine.kernels.torch import relu2
-from engine.kernels.triton_products import Cut, Tile
+from engine.kernels.triton_products import Tile, few_rows, few_rows_tile
 from engine.models.base import SlotState
 from engine.models.loader import load_model
 from engine.ssm.triton_tiles import Tiles
@@ -38,12 +37,6 @@ CACHED, BLOCK_SIZE = 576, 16
 TURNS, REPLAYS = 7, 4
 Patches = list[tuple[Any, str, Callable[[Any], Any]]]
 """Of a variant: object, name of an attribute, and what stands there meanwhile, made of what stands there else."""
-
-
-def unfused(kernels: Any, x: Tensor, norm: Any, up: Any, activation: str) -> Tensor:
-    """Two kernels of torch for a square, and a product of its own before them."""
-    found = kernels.norm_linear(x, norm, up.weight, up.bias)
-    return fused.swiglu(found) if activation == "swiglu" else relu2(found)
 
 
 def always(value: Any) -> Callable[[Any], Any]:
@@ -59,80 +52,107 @@ def ahead(weights: int) -> Patches:
     return [(fused, "one_row_tile", made)]
 
 
-def narrow(block_n: int, block_k: int, num_warps: int) -> Patches:
-    """One row's tiles, with this one for products of 2048 to 4095 inputs."""
+def only(**wanted: bool) -> Patches:
+    """Of products of a few rows only these take the kernel of our own; the others cuBLAS."""
 
-    def made(plain: Callable[..., Tile]) -> Callable[..., Tile]:
-        def tile(outputs: int, inputs: int, *, is_swiglu: bool = False) -> Tile:
-            if 2048 <= inputs < 4096 and outputs < 1 << 16:
-                return Tile(block_n, block_k, num_warps)
-            return plain(outputs, inputs, is_swiglu=is_swiglu)
+    def made(plain: Callable[..., Tile | None]) -> Callable[..., Tile | None]:
+        def tile(*sizes: int, is_normed: bool = False, is_swiglu: bool = False) -> Tile | None:
+            taken = wanted.get("normed" if is_normed else "added", False)
+            return plain(*sizes, is_normed=is_normed, is_swiglu=is_swiglu) if taken else None
 
         return tile
 
-    return [(fused, "one_row_tile", made)]
+    return [(fused, "few_rows_tile", made)]
 
 
-def normed(*cuts: Cut) -> Patches:
-    return [(products, "NORMED", always(cuts))]
+def every(**changes: int) -> Patches:
+    """Tiles of a few rows, with these changes."""
+
+    def made(plain: Callable[..., Tile | None]) -> Callable[..., Tile | None]:
+        def tile(*sizes: int, **kinds: bool) -> Tile | None:
+            found = plain(*sizes, **kinds)
+            return None if found is None else replace(found, **changes)
+
+        return tile
+
+    return [(fused, "few_rows_tile", made)]
 
 
-def added(*cuts: Cut) -> Patches:
-    return [(products, "ADDED", always(cuts))]
+def alone(*, normed_only: bool = True) -> Patches:
+    """One row takes the kernel for a few."""
+
+    def made(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def call(x: Tensor, weight: Tensor, tile: Tile, **around: Any) -> Tensor:
+            is_normed, is_swiglu = around.get("norm") is not None, around.get("activation") == "swiglu"
+            outputs = weight.shape[0] // (2 if is_swiglu else 1)
+            few = few_rows_tile(2, outputs, weight.shape[1], is_normed=is_normed, is_swiglu=is_swiglu)
+            if few is None or (normed_only and not is_normed):
+                return plain(x, weight, tile, **around)
+            return few_rows(x, weight, few, **around)
+
+        return call
+
+    return [(fused, "one_row", made)]
+
+
+def cut(name: str) -> Patches:
+    """Tiles named by the product: ``16496x3072:32-512-4-512`` in outputs, inputs, and then a tile's four numbers."""
+    size, numbers = name.split(":")
+    tile = Tile(*map(int, numbers.split("-")))
+    wanted = tuple(map(int, size.removeprefix("one").removeprefix("parts").split("x")))
+
+    def made(plain: Callable[..., Tile | None]) -> Callable[..., Tile | None]:
+        def found(*sizes: int, **kinds: bool) -> Tile | None:
+            own = sizes[:2] if size.startswith("one") else sizes[1:3]
+            return tile if own == wanted else plain(*sizes, **kinds)
+
+        return found
+
+    kind = (
+        "one_row_tile"
+        if size.startswith("one")
+        else "parts_normed_tile"
+        if size.startswith("parts")
+        else "few_rows_tile"
+    )
+    return [(fused, kind, made)]
 
 
 def step(limit: int) -> Patches:
     return [(Tiles, "step_limit", always(limit))]
 
 
-def deep(plain: Callable[..., Tile]) -> Callable[..., Tile]:
-    """One row's tiles, with another one for products of more than 8192 inputs."""
-
-    def tile(outputs: int, inputs: int, *, is_swiglu: bool = False) -> Tile:
-        if inputs > 8192 and not products.is_large(outputs * inputs):
-            return Tile(4, 2048, 4)
-        return plain(outputs, inputs, is_swiglu=is_swiglu)
-
-    return tile
-
-
-UNFUSED: Patches = [(fused.TritonKernels, "norm_activate", always(unfused))]
-WIDE, WHOLE, HALVED = products.WIDE, products.WHOLE, products.HALVED
-WIDER = Tile(block_n=64, block_k=128, num_warps=4, num_stages=6, prefetch=512)
 VARIANTS: dict[str, Patches] = {
     "now": [],
-    "before": [*UNFUSED, *normed(), *step(0)],
-    "unfused": UNFUSED,
-    "cublas": [*added(), *normed()],
-    "added": normed(),
+    "cublas": only(),
+    "added": only(added=True),
+    "normed": only(normed=True),
+    "whole": [(fused.TritonKernels, "norms_parts", always(lambda *_: False))],
+    "alone": alone(),
+    "alone_all": alone(normed_only=False),
+    "early": [(products, "is_large", always(lambda *_: False))],
     "step0": step(0),
     "step8": step(8),
-    "n8k1024": narrow(8, 1024, 4),
-    "n4k1024": narrow(4, 1024, 4),
-    "n16k512": narrow(16, 512, 4),
-    "n2k1024": narrow(2, 1024, 4),
-    "n16k1024": narrow(16, 1024, 8),
-    "deep": [(fused, "one_row_tile", deep)],
-    "ahead2048": ahead(2048),
-    "ahead4096": ahead(4096),
-    "ahead8192": ahead(8192),
-    "wide": normed(
-        Cut(WIDE, least_outputs=4097, most_outputs=16383), Cut(WIDER, least_outputs=16384, most_outputs=1 << 15)
-    ),
-    "halved": added(Cut(HALVED, least_inputs=4097), Cut(WHOLE)),
-    "wide32": [*normed(Cut(WIDE, most_rows=32, most_outputs=1 << 14)), *added(Cut(WHOLE, most_rows=32))],
+    "ahead0": ahead(0),
+    "ahead512": ahead(512),
+    "ahead1024": ahead(1024),
+    "few0": every(prefetch=0),
+    "few1024": every(prefetch=1024),
+    "few2048": every(prefetch=2048),
 }
-ONE_ROW = ("n8k1024", "n4k1024", "n16k512", "n2k1024", "n16k1024", "deep", "ahead2048", "ahead4096", "ahead8192")
-FEW_ROWS = ("cublas", "added", "wide", "halved", "wide32")
+ONE_ROW = ("ahead0", "ahead512", "ahead1024", "alone", "alone_all")
+FEW_ROWS = ("cublas", "added", "normed", "few0", "few1024", "few2048", "whole")
 
 
 def variant(name: str) -> Patches:
-    return [each for part in name.split("+") for each in VARIANTS[part]]
+    return [each for part in name.split("+") for each in (cut(part) if ":" in part else VARIANTS[part])]
 
 
 def differs(name: str, rows: int) -> bool:
     """Whether a variant can differ from the others with so many rows."""
     parts = set(name.split("+"))
+    if any(":" in part for part in parts):
+        return any(part.startswith("one") for part in parts) == (rows == 1)
     return not parts & set(ONE_ROW if rows > 1 else FEW_ROWS) and not (rows > 8 and "step8" in parts)
 
 

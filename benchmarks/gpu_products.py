@@ -5,8 +5,8 @@
 
 A product is timed with what the decoder has around it, in a graph that runs it over many weights in turn, so that none
 is in the cache; ``gpu_forward.py`` times whole forwards. A pool of processes fills Triton's cache first. What wins is
-written by hand into ``engine/kernels/triton_products.py``. A tile is printed as outputs n, inputs k, warps w, stages s,
-splits x and prefetch p, times are µs.
+written by hand into ``engine/kernels/triton_products.py``. A tile is printed as outputs n, inputs k, warps w and
+prefetch p, times are µs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,15 +65,13 @@ OPS = {
     "nemotron-h-4b up": Op(12288, 3072, True, "relu2"),
     "nemotron-h-4b down": Op(3072, 12288, False),
     "nemotron-h-4b qkv": Op(6144, 3072, True),
+    "nemotron-h-4b head": Op(131072, 3072, True),
     "hybrid-2b project": Op(10304, 2048, True),
     "hybrid-2b out": Op(2048, 4096, False),
     "hybrid-2b up": Op(8192, 2048, True, "relu2"),
     "hybrid-2b down": Op(2048, 8192, False),
 }
 COLD_BYTES = 160 << 20
-SHARED_BYTES = (100 << 10, 73 << 10)
-"""Of one program, so that two or three fit on a multiprocessor: of this kernel, or of this and the next."""
-MOST_SHARED_BYTES = 220 << 10
 BANDWIDTH = 4.29e12
 
 
@@ -89,8 +87,6 @@ class Case:
 def cases(rows_wanted: list[int], ops: list[str]) -> Iterator[Case]:
     for op, rows in itertools.product(ops, rows_wanted):
         chosen = OPS[op]
-        if rows > 1 and (chosen.activation == "swiglu" or chosen.outputs > 1 << 16):
-            continue  # left to cuBLAS
         now = now_tile(op, rows)
         found = one_row_tiles(chosen.outputs, chosen.inputs) if rows == 1 else few_rows_tiles(chosen, rows)
         for tile in dict.fromkeys((None, now, *found)):
@@ -102,48 +98,29 @@ def now_tile(op: str, rows: int) -> Tile | None:
     outputs, inputs, is_normed, activation = OPS[op]
     if rows == 1:
         return products.one_row_tile(outputs, inputs, is_swiglu=activation == "swiglu")
-    return products.few_rows_tile(rows, outputs, inputs, is_normed=is_normed)
+    return products.few_rows_tile(rows, outputs, inputs, is_normed=is_normed, is_swiglu=activation == "swiglu")
 
 
 def one_row_tiles(outputs: int, inputs: int) -> Iterator[Tile]:
     for block_n, block_k, warps in itertools.product((1, 2, 4, 8, 16), (512, 1024, 2048), (4, 8)):
         per_thread = block_n * block_k // (32 * warps)
         if 16 <= per_thread <= 64 and block_k <= inputs and outputs // block_n >= 32:
-            yield Tile(block_n, block_k, warps)
+            yield Tile(block_n, block_k, warps, 0 if products.is_large(outputs * inputs) else 512)
 
 
 def few_rows_tiles(op: Op, rows: int) -> Iterator[Tile]:
-    """Every cut, on 4 and on 8 warps, with as many stages as fit; the first one without reading ahead as well."""
-    outputs, inputs, is_normed, _ = op
-    block_m = 16 if rows <= 16 else 32
-    # Only what starts early reads ahead, and what all programs read ahead has to fit in the cache.
-    prefetch = 0 if products.is_large(outputs * inputs) else 4096 if outputs * inputs <= 1 << 23 else 1024
-    found = [cut for cut in cuts(outputs) if block_m * cut[0] <= 2048 and (cut[1] == 1 or not is_normed)]
-    for (block_n, splits), (block_k, warps) in itertools.product(found, ((128, 4), (256, 4), (512, 8))):
-        bytes_of_pass = (block_m + block_n) * block_k * 2
-        passes = -(-inputs // (block_k * splits))
-        programs = -(-outputs // block_n) * splits
-        for shared in SHARED_BYTES if programs > 264 else SHARED_BYTES[:1]:
-            buffers = min(5, passes, max(2, shared // bytes_of_pass))
-            tile = Tile(block_n, block_k, warps, buffers + 1, splits, prefetch)
-            if buffers * bytes_of_pass <= MOST_SHARED_BYTES:
-                yield tile
-        if (block_n, splits) == found[0]:
-            yield replace(tile, prefetch=0)
-
-
-def cuts(outputs: int) -> Iterator[tuple[int, int]]:
-    """Outputs of a program and splits, where there are enough programs and not far too many.
-
-    Of those that share sums there are as many as run at once, 1 to 3 on each of 132 multiprocessors.
-    """
-    for block_n in (8, 16, 32, 64, 128):
-        alone = -(-outputs // block_n)
-        if 64 <= alone <= 400 or (block_n == 32 and 400 < alone <= 800):
-            yield block_n, 1
-        for splits in (2, 4, 8):
-            if any(120 * each <= alone * splits <= 132 * each + 8 for each in (1, 2, 3)):
-                yield block_n, splits
+    """Cuts with enough programs whose operands fit into registers, and how much they read ahead."""
+    rows_up = max(8, products.power_of_two(rows))
+    for block_n, per_warp, warps in itertools.product((16, 32, 64), (32, 64, 128, 256), (2, 4, 8, 16)):
+        pieces = block_n * per_warp * (2 if op.activation == "swiglu" else 1)
+        held = pieces + rows_up * per_warp * (2 if op.is_normed else 1)
+        programs = -(-op.outputs // block_n)
+        passes, left = divmod(op.inputs, per_warp * warps)
+        is_spread = programs >= min(90, op.outputs // 16) and programs * warps in range(256, 20000)
+        if left or passes < 2 or not is_spread or pieces < 1024 or held > (8192 if rows <= 16 else 6144):
+            continue
+        for prefetch in (0,) if products.is_large(op.weight_rows * op.inputs) else (512,):
+            yield Tile(block_n, per_warp * warps, warps, prefetch)
 
 
 # -- compiling -----------------------------------------------------------------------------------------------------
@@ -162,21 +139,20 @@ def compile_case(case: Case) -> str | None:
 def _compile(case: Case, tile: Tile) -> None:
     outputs, inputs, is_normed, activation = OPS[case.op]
     half = torch.bfloat16
+    parts: Any = {"norm": is_normed, "bias": False, "residual": not is_normed, "activation": activation}
+    around = (half if is_normed else None, None if is_normed else half)
+    eps = 1e-6 if is_normed else 0.0
     if case.rows == 1:
-        options = products.one_row_options(
-            tile, outputs, inputs, norm=is_normed, bias=False, residual=not is_normed, activation=activation
+        options = products.one_row_options(tile, outputs, inputs, **parts)
+        sizes: tuple[int, ...] = (outputs,)
+        triton_linear.one_row_kernel.warmup(half, half, None, *around, half, eps, *sizes, grid=(1,), **options)
+    else:
+        options = products.few_rows_options(tile, case.rows, outputs, inputs, **parts)
+        normed, residual = around
+        counted = (None, None) if tile.splits == 1 else (torch.float32, torch.int32)
+        triton_few_rows.few_rows_kernel.warmup(
+            half, half, normed, None, residual, half, *counted, eps, case.rows, outputs, grid=(1, 1), **options
         )
-        around = (None, half, None) if is_normed else (None, None, half)
-        eps = 1e-6 if is_normed else 0.0
-        triton_linear.one_row_kernel.warmup(half, half, *around, half, eps, outputs, grid=(1,), **options)
-        return
-    is_whole, is_relu2 = tile.splits == 1, activation == "relu2"
-    is_added = is_whole and not is_normed
-    options = products.few_rows_options(tile, case.rows, outputs, inputs, bias=False, residual=is_added)
-    after = (None, half if is_added else None, half if is_whole else torch.float32)
-    triton_few_rows.few_rows_kernel.warmup(
-        half, half, *after, case.rows, outputs, grid=(1, 1), IS_RELU2=is_relu2, **options
-    )
 
 
 # -- timing --------------------------------------------------------------------------------------------------------
@@ -200,17 +176,13 @@ class Bench:
         kernels = fused.TritonKernels()
 
         def call(weight: Tensor) -> Tensor:
-            if case.tile is not None and case.rows == 1:
-                around: Any = {"norm": norm, "activation": activation, "residual": stream, "out": stream}
-                return products.one_row(x, weight, case.tile, **around)
-            if stream is not None and case.tile is not None:
-                return products.few_rows(x, weight, case.tile, residual=stream, out=stream)
+            around: Any = {"norm": norm, "activation": activation, "residual": stream, "out": stream}
+            if case.tile is not None:
+                make = products.one_row if case.rows == 1 else products.few_rows
+                return make(x, weight, case.tile, **around)
             if stream is not None:
                 return stream.addmm_(x, weight.t())
-            normed = kernels.rms_norm(x, norm)
-            if case.tile is not None:
-                return products.few_rows(normed, weight, case.tile, is_relu2=activation == "relu2")
-            result = torch.nn.functional.linear(normed, weight)
+            result = torch.nn.functional.linear(kernels.rms_norm(x, norm), weight)
             return kernels.activate(result, activation) if activation else result
 
         try:
@@ -231,7 +203,7 @@ def report(results: list[tuple[Case, float]]) -> None:
         times = {case.tile: time for case, time in items}
         cublas = times.pop(None)
         now = times.get(now_tile(op, rows), cublas)
-        best = sorted(times.items(), key=lambda item: item[1])[:3]
+        best = sorted(times.items(), key=lambda item: item[1])[:6]
         print(
             f"{op:21s} {rows:2d} rows: floor {size / BANDWIDTH * 1e6:5.1f}  cublas {cublas:5.1f}  now {now:5.1f}  "
             f"best {best[0][1]:5.1f} µs {size / best[0][1] / 1e3:4.0f} GB/s {short(best[0][0])}  next "
@@ -240,7 +212,7 @@ def report(results: list[tuple[Case, float]]) -> None:
 
 
 def short(tile: Tile) -> str:
-    names = zip("nkwsxp", asdict(tile).values(), strict=True)
+    names = zip("nkwp", asdict(tile).values(), strict=True)
     return " ".join(f"{letter}{value}" for letter, value in names)
 
 

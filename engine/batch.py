@@ -206,3 +206,9 @@ class ForwardBatch(NamedTuple):
     """Where choices of experts are recorded or replayed; None: nowhere."""
     first_key: int = 0
     """Keys before this position are seen by no query but their own: a draft layer has no entries there."""
+
+    def logits_rows(self, hidden_TE: Tensor) -> Tensor:
+        """The hidden states that become logits, [L, E]: all of them, as they are, where every row decodes one token."""
+        shape = self.shape
+        is_all = shape.decode_width == 1 and shape.num_decode == shape.num_tokens == self.logits_idx_L.shape[0]
+        return hidden_TE if is_all else hidden_TE.index_select(0, self.logits_idx_L)

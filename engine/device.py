@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,24 @@ from engine.errors import DeviceError
 Work = Callable[[], object]
 """What is launched; what it returns is dropped."""
 TracedForwards = MutableMapping[Hashable, Callable[..., Tensor]]
+
+
+class Part(NamedTuple):
+    """Equal fields of 8-byte elements within a slab, of which a copy takes no more than the beginnings."""
+
+    offset: int
+    """Bytes before the first one."""
+    stride: int
+    """Bytes from one to the next."""
+    num_fields: int
+
+
+class Copy(Protocol):
+    """A bound copy; see :meth:`Device.bind_copy`."""
+
+    def __call__(self, *counts: int) -> object:
+        """Enqueue it, of each part so many elements of each field; of everything without counts."""
+        ...
 
 
 class Timing(ABC):
@@ -109,10 +127,15 @@ class Device(ABC):
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
 
     @abstractmethod
-    def bind_copy(self, target: Tensor, source: Tensor) -> Work:
+    def bind_copy(self, target: Tensor, source: Tensor, parts: Sequence[Part] = ()) -> Copy:
         """A copy of a host tensor of :meth:`host` to a device tensor of the same layout; to be called in launched work.
 
         Bound once, so that a step's copy makes no tensor and no view.
+
+        Args:
+            target: [bytes] uint8, a multiple of 16.
+            source: The same.
+            parts: None, or three that are all there is to copy.
         """
 
     @abstractmethod

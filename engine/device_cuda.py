@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from engine.device import Device, Event, Stream, Timing, TracedForwards, Work
+from engine.device import Copy, Device, Event, Part, Stream, Timing, TracedForwards, Work
 from engine.device_clock import EventClock
 from engine.errors import ConfigError
 
@@ -274,10 +275,16 @@ class CudaDevice(Device):
     def host(self, shape: tuple[int, ...] | int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype, pin_memory=True)
 
-    def bind_copy(self, target: Tensor, source: Tensor) -> Work:
-        def copy() -> None:
+    def bind_copy(self, target: Tensor, source: Tensor, parts: Sequence[Part] = ()) -> Copy:
+        """By a kernel where Triton is there: an engine for copies makes the kernels around it wait."""
+        enqueue = _bound_kernel(target, source, parts) if find_spec("triton") is not None else None
+
+        def copy(*counts: int) -> None:
             called_ns = time.perf_counter_ns()
-            target.copy_(source, non_blocking=True)
+            if enqueue is None:
+                target.copy_(source, non_blocking=True)
+            else:
+                enqueue(counts)
             self._note_launch(called_ns)
 
         return copy
@@ -285,6 +292,10 @@ class CudaDevice(Device):
     def capture(
         self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], traced: TracedForwards
     ) -> Callable[[], Tensor]:
+        with _no_collection():
+            return self._capture(function, inputs)
+
+    def _capture(self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) -> Callable[[], Tensor]:
         assert isinstance(self.compute, CudaStream)
         stream = self.compute.stream
         stream.wait_stream(torch.cuda.current_stream(self.torch_device))
@@ -317,3 +328,36 @@ class CudaDevice(Device):
     def synchronize(self) -> None:
         self.raise_error()
         torch.cuda.synchronize(self.torch_device)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Leave garbage alone meanwhile.
+
+    Freeing the pinned memory of an engine that is gone may record an event on this one's stream, for torch has 32 of
+    them, and ask for it, which would end a capture.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _bound_kernel(target: Tensor, source: Tensor, parts: Sequence[Part]) -> Callable[[Sequence[int]], None]:
+    from engine.kernels.triton_upload import upload
+
+    words = source.view(torch.int64), target.view(torch.int64)
+    size, nothing = words[0].numel(), (0, 0, 0)
+    whole = (0, size, 1), nothing, nothing
+    in_words = [(part.offset // 8, part.stride // 8, part.num_fields) for part in parts]
+
+    def enqueue(counts: Sequence[int]) -> None:
+        if counts:
+            upload(*words, in_words, counts)
+        else:
+            upload(*words, whole, (size, 0, 0))
+
+    return enqueue

@@ -9,13 +9,13 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from engine.device import Device, Event, Stream, Timing, TracedForwards, Work
+from engine.device import Copy, Device, Event, Part, Stream, Timing, TracedForwards, Work
 from engine.errors import DeviceError
 
 
@@ -122,8 +122,8 @@ class InlineDevice(Device):
         self.compute = InlineStream("compute", self)
         self.copy = InlineStream("copy", self)
 
-    def bind_copy(self, target: Tensor, source: Tensor) -> Work:
-        return copy_keeping_the_interpreter(target, source)
+    def bind_copy(self, target: Tensor, source: Tensor, parts: Sequence[Part] = ()) -> Copy:
+        return copy_keeping_the_interpreter(target, source, parts)
 
     def capture(
         self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], traced: TracedForwards
@@ -225,8 +225,8 @@ class ThreadDevice(Device):
         _SwitchInterval.acquire()
         self._finalizer = weakref.finalize(self, _stop_workers, compute.worker, copy.worker)
 
-    def bind_copy(self, target: Tensor, source: Tensor) -> Work:
-        return copy_keeping_the_interpreter(target, source)
+    def bind_copy(self, target: Tensor, source: Tensor, parts: Sequence[Part] = ()) -> Copy:
+        return copy_keeping_the_interpreter(target, source, parts)
 
     def capture(
         self, function: Callable[..., Tensor], inputs: tuple[Tensor, ...], traced: TracedForwards
@@ -274,7 +274,7 @@ class _SwitchInterval:
                 sys.setswitchinterval(cls._before)
 
 
-def copy_keeping_the_interpreter(target: Tensor, source: Tensor) -> Work:
+def copy_keeping_the_interpreter(target: Tensor, source: Tensor, parts: Sequence[Part] = ()) -> Copy:
     """A copy of a few microseconds that does not let go of the interpreter.
 
     Beside a busy scheduler a worker that lets go gets the interpreter back only when the host waits: the host takes it
@@ -284,8 +284,16 @@ def copy_keeping_the_interpreter(target: Tensor, source: Tensor) -> Work:
     """
     into, out_of = target.numpy().data.cast("B"), source.numpy().data.cast("B")
 
-    def copy() -> None:
-        into[:] = out_of
+    begins = [range(part.offset, part.offset + part.num_fields * part.stride, part.stride) for part in parts]
+
+    def copy(*counts: int) -> None:
+        if not counts:
+            into[:] = out_of
+            return
+        for places, count in zip(begins, counts, strict=True):
+            for begin in places if count else ():
+                taken = slice(begin, begin + 8 * count)
+                into[taken] = out_of[taken]
 
     return copy
 

@@ -142,7 +142,7 @@ def draft_pass(
         if head + 1 < num_drafts:
             above = caches[2 * head + 2][0].flatten(0, 1)
             above.index_copy_(0, batch.slots_T, hidden_TE.to(above.dtype))
-        drawn_n = draw(head, model.draft_logits(head, hidden_TE.index_select(0, batch.logits_idx_L)))
+        drawn_n = draw(head, model.draft_logits(head, batch.logits_rows(hidden_TE)))
         columns.drafts[:, head].index_copy_(0, rows_n, drawn_n)
         token_nI = torch.cat([token_nI, drawn_n[:, None]], dim=1)
 

@@ -251,24 +251,34 @@ def stage_padding(half: HostSlab, shape: BatchShape, dummy_row: int, dummy_slot:
         f["batch_row"][token : shape.num_tokens] = first
 
 
-def step_fields(max_requests: int, max_tokens: int, block_size: int, decode_width: int = 1) -> list[Field]:
-    rows = ("table_row", "query_start", "query_len", "kv_len", "row_block", "new_row", "new_length")
+def step_fields(
+    max_requests: int, max_tokens: int, block_size: int, decode_width: int = 1
+) -> tuple[list[Field], tuple[int, int, int]]:
+    """What a forward is staged in, and how many fields its parts have: of rows, seldom used, of tokens.
+
+    A step of decode rows uses little of the first and the last, which are as long as the largest batch.
+    """
+    rows = ["table_row", "query_start", "query_len", "kv_len", "row_block", "new_row", "new_length"]
+    rows += ["state_from", "state_to"]
     num_snapshots = max_requests * max(SNAPSHOTS_PER_ROW, decode_width - 1)
-    states = ("state_from", "state_to")
     snapshots = ("snap_row", "snap_after", "snap_slot")
     tokens = ("token_ids", "positions", "token_row", "batch_row")
     max_new_blocks = 2 * max_requests + -(-max_tokens // block_size)
-    return [
-        *(Field(name, (max_requests,), torch.int64) for name in (*rows, *states)),
-        Field("logits_idx", (max_requests * decode_width,), torch.int64),
+    seldom = [
         *(Field(name, (num_snapshots,), torch.int64) for name in snapshots),
         Field("new_ints", (max_requests, NUM_INTS), torch.int64),
         Field("new_floats", (max_requests, NUM_FLOATS), torch.float32),
         Field("block_row", (max_new_blocks,), torch.int64),
         Field("block_col", (max_new_blocks,), torch.int64),
         Field("block_id", (max_new_blocks,), torch.int32),
-        *(Field(name, (max_tokens,), torch.int64) for name in tokens),
     ]
+    if decode_width == 1:
+        rows += ["logits_idx"]
+    else:
+        seldom.insert(0, Field("logits_idx", (max_requests * decode_width,), torch.int64))
+    of_rows = [Field(name, (max_requests,), torch.int64) for name in rows]
+    of_tokens = [Field(name, (max_tokens,), torch.int64) for name in tokens]
+    return [*of_rows, *seldom, *of_tokens], (len(of_rows), len(seldom), len(of_tokens))
 
 
 def batch_rows_of(dims: BatchDimensions, shape: BatchShape) -> Rows:

@@ -134,8 +134,8 @@ class Runner:
             num_drafts=self.num_drafts,
         )
         self.planner = self._make_planner()
-        fields = step_fields(config.max_requests, config.max_batch_tokens, config.block_size, self.decode_width)
-        self.step_slab = Slab(device, fields)
+        sizes_of_step = config.max_requests, config.max_batch_tokens, config.block_size, self.decode_width
+        self.step_slab = Slab(device, *step_fields(*sizes_of_step))
         self.move_slab = Slab(device, [Field("moves", (2, config.max_requests), torch.int64)])
         self.samples = SampleLauncher(
             resolved=resolved,
@@ -516,7 +516,7 @@ class Runner:
         return logged
 
     def _publish(self, plan: Plan) -> None:
-        plan.half.upload()
+        plan.half.upload(*self._counts(plan.shape, plan.new_rows, plan.new_blocks))
         if self.given_routing is not None:
             self.given_routing.upload(plan.shape.num_tokens)
         fields = self.step_slab.device_fields
@@ -527,6 +527,12 @@ class Runner:
         if m := plan.new_blocks.rows.size:
             entries = fields["block_row"][:m], fields["block_col"][:m], fields["block_id"][:m]
             self.columns.add_blocks(*entries, plan.new_blocks)
+
+    def _counts(self, shape: BatchShape, new_rows: int, new_blocks: NewBlocks) -> tuple[int, int, int]:
+        """How much of the staged parts a step reads; the seldom used one is taken whole or not at all."""
+        is_plain = shape.num_decode == shape.num_rows and shape.decode_width == 1 and not shape.num_snapshots
+        seldom = 0 if is_plain and not new_rows and not new_blocks.rows.size else self.step_slab.parts[1].stride // 8
+        return max(shape.num_rows, new_rows), seldom, shape.num_tokens
 
     def _eager_work(self, plan: Plan, logits: Logits) -> Callable[[], None]:
         step = self._step_function(plan.shape, plan.prefill_plan)

@@ -6,6 +6,8 @@ one step may still be queued, the next step is staged in the other (I30). Each h
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -14,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.device import Device, Event
+from engine.device import Device, Event, Part
 from engine.layout import Layout
 
 _ALIGN = 16
@@ -72,15 +74,18 @@ class Halves(Generic[H]):
 class HostSlab:
     """One host half: ``fields[name]`` is a numpy view that may be written once :meth:`acquire` has returned."""
 
-    def __init__(self, device: Device, layout: list[tuple[Field, int]], target: Tensor) -> None:
+    def __init__(
+        self, device: Device, layout: list[tuple[Field, int]], target: Tensor, parts: Sequence[Part] = ()
+    ) -> None:
         self.tensor = device.host(target.numel(), torch.uint8)
         raw = self.tensor.numpy()
         self.fields: dict[str, NDArray[Any]] = {
             field.name: raw[offset : offset + field.num_bytes].view(_NUMPY[field.dtype]).reshape(field.shape)
             for field, offset in layout
         }
-        self.upload = device.bind_copy(target, self.tensor)
-        """Copies this half to the device; call inside launched work, then record :attr:`copied`."""
+        self.upload = device.bind_copy(target, self.tensor, parts)
+        """Copies this half to the device, or of its parts what is counted; call inside launched work, then record
+        :attr:`copied`."""
         self.copied: Event | None = None
         """Behind the last copy out of this half."""
         self.layout: Layout | None = None
@@ -88,20 +93,31 @@ class HostSlab:
 
 
 class Slab:
-    """A device tensor of named fields with two host halves."""
+    """A device tensor of named fields with two host halves.
 
-    def __init__(self, device: Device, fields: list[Field]) -> None:
+    Args:
+        device: Where it lies.
+        fields: What it holds.
+        parts: How many fields each part has, if a copy is to take less than everything. A part of equal int64 fields is
+            taken by their beginnings; any other as if it were one field of 8-byte words.
+    """
+
+    def __init__(self, device: Device, fields: list[Field], parts: Sequence[int] = ()) -> None:
         layout: list[tuple[Field, int]] = []
         num_bytes = 0
         for field in fields:
             layout.append((field, num_bytes))
-            num_bytes += -(-field.num_bytes // _ALIGN) * _ALIGN
+            num_bytes += _aligned(field.num_bytes)
         self.device_tensor = device.zeros(num_bytes, torch.uint8)
         self.device_fields: dict[str, Tensor] = {
             field.name: self.device_tensor[offset : offset + field.num_bytes].view(field.dtype).view(field.shape)
             for field, offset in layout
         }
-        self._halves = Halves(*(HostSlab(device, layout, self.device_tensor) for _ in range(2)))
+        assert sum(parts) in (0, len(fields)), "parts hold all fields"
+        ends = list(itertools.accumulate(parts))
+        self.parts = [_part(layout[end - size : end]) for size, end in zip(parts, ends, strict=True)]
+        """What a copy counts the elements of."""
+        self._halves = Halves(*(HostSlab(device, layout, self.device_tensor, self.parts) for _ in range(2)))
 
     @property
     def num_waits(self) -> int:
@@ -122,3 +138,14 @@ class Slab:
                 half.layout = None
                 for column in half.fields.values():
                     column.fill(np.nan if column.dtype == np.float32 else value)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGN) * _ALIGN
+
+
+def _part(layout: Sequence[tuple[Field, int]]) -> Part:
+    (first, begin), (last, last_begin) = layout[0], layout[-1]
+    if {(field.shape, field.dtype) for field, _ in layout} == {(first.shape, torch.int64)}:
+        return Part(begin, _aligned(first.num_bytes), len(layout))
+    return Part(begin, last_begin + _aligned(last.num_bytes) - begin, 1)

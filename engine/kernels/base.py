@@ -54,6 +54,10 @@ class Kernels(Protocol):
 
     name: str
 
+    def embed(self, ids_T: Tensor, table_VI: Tensor) -> Tensor:
+        """Rows of ``table``, [T, I]."""
+        ...
+
     def rms_norm(self, x_TI: Tensor, norm: Norm) -> Tensor:
         """``x / rms(x) * weight`` over the last dimension, [T, I]."""
         ...
@@ -72,6 +76,16 @@ class Kernels(Protocol):
 
     def linear_add(self, x_TI: Tensor, projection: Projection, residual_TO: Tensor) -> Tensor:
         """``residual`` + ``linear``, [T, O]. The residual's memory may become the result's: the caller gives it up."""
+        ...
+
+    def norms_parts(self, rows: int, projection: Projection, num_parts: int) -> bool:
+        """Whether :meth:`parts_norm_linear_add` takes one kernel for so many rows; only then it is to be called."""
+        ...
+
+    def parts_norm_linear_add(
+        self, x_TI: Tensor, norm: Norm, num_parts: int, projection: Projection, residual_TO: Tensor
+    ) -> Tensor:
+        """``linear_add`` of x normed over each of ``num_parts`` equal parts of I, times the norm's weight; [T, O]."""
         ...
 
     def rotation_tables(

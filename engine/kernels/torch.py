@@ -18,6 +18,9 @@ class TorchKernels:
 
     name = "torch"
 
+    def embed(self, ids_T: Tensor, table_VI: Tensor) -> Tensor:
+        return functional.embedding(ids_T, table_VI)
+
     def rms_norm(self, x_TI: Tensor, norm: Norm) -> Tensor:
         """In bfloat16 transformers rounds once more, before the weight; the difference is one rounding step."""
         return functional.rms_norm(x_TI, norm.weight.shape, norm.weight, norm.eps)
@@ -33,6 +36,15 @@ class TorchKernels:
 
     def linear_add(self, x_TI: Tensor, projection: Projection, residual_TO: Tensor) -> Tensor:
         return residual_TO + functional.linear(x_TI, projection.weight, projection.bias)
+
+    def norms_parts(self, rows: int, projection: Projection, num_parts: int) -> bool:
+        return False
+
+    def parts_norm_linear_add(
+        self, x_TI: Tensor, norm: Norm, num_parts: int, projection: Projection, residual_TO: Tensor
+    ) -> Tensor:
+        normed_TI = functional.rms_norm(parts := x_TI.unflatten(1, (num_parts, -1)), parts.shape[2:], eps=norm.eps)
+        return self.linear_add(normed_TI.flatten(1) * norm.weight, projection, residual_TO)
 
     def rotation_tables(
         self, positions_T: Tensor, frequencies: Tensor, attention_factor: float

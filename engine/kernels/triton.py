@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -10,7 +12,17 @@ from engine.kernels import triton_elementwise as elementwise
 from engine.kernels import triton_routed as routed
 from engine.kernels.base import Activation, Norm, Projection
 from engine.kernels.routing import RoutingRule
-from engine.kernels.triton_products import few_rows, few_rows_tile, one_row, one_row_tile, overlapped, power_of_two
+from engine.kernels.triton_products import (
+    ARRIVALS,
+    Tile,
+    few_rows,
+    few_rows_tile,
+    one_row,
+    one_row_tile,
+    overlapped,
+    parts_normed_tile,
+    power_of_two,
+)
 from engine.kernels.triton_routed import relu2, swiglu
 from engine.models.base import LayerCache
 
@@ -21,6 +33,19 @@ class TritonKernels:
     """Implements :class:`engine.kernels.base.Kernels`."""
 
     name = "triton"
+
+    def __init__(self) -> None:
+        if torch.cuda.is_available():
+            ARRIVALS.prepare(torch.device("cuda", torch.cuda.current_device()))
+
+    def embed(self, ids_T: Tensor, table_VI: Tensor) -> Tensor:
+        tokens, size = ids_T.shape[0], table_VI.shape[1]
+        out_TI = torch.empty((tokens, size), dtype=table_VI.dtype, device=table_VI.device)
+        block = min(1024, power_of_two(size))
+        elementwise.embed_kernel[(tokens, -(-size // block))](
+            ids_T, table_VI, out_TI, ids_T.stride(0), SIZE=size, BLOCK=block, num_warps=4
+        )
+        return out_TI
 
     def rms_norm(self, x_TI: Tensor, norm: Norm) -> Tensor:
         size = x_TI.shape[-1]
@@ -40,23 +65,28 @@ class TritonKernels:
     def norm_linear(self, x_TI: Tensor, norm: Norm, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
         if x_TI.shape[0] == 1:
             return one_row(x_TI, weight_OI, one_row_tile(*weight_OI.shape), norm=norm, bias=bias_O)
-        normed_TI = self.rms_norm(x_TI, norm)
-        few = few_rows_tile(x_TI.shape[0], *weight_OI.shape, is_normed=True)
+        few = self._normed_tile(x_TI, *weight_OI.shape)
         if few is not None:
-            return few_rows(normed_TI, weight_OI, few, bias=bias_O)
-        return functional.linear(normed_TI, weight_OI, bias_O)
+            return few_rows(x_TI, weight_OI, few, norm=norm, bias=bias_O)
+        return functional.linear(self.rms_norm(x_TI, norm), weight_OI, bias_O)
 
     def norm_activate(self, x_TI: Tensor, norm: Norm, up: Projection, activation: Activation) -> Tensor:
         weight_UI, is_swiglu = up.weight, activation == "swiglu"
-        rows, (outputs, inputs) = x_TI.shape[0], weight_UI.shape
-        if rows == 1:
-            tile = one_row_tile(outputs // 2 if is_swiglu else outputs, inputs, is_swiglu=is_swiglu)
+        outputs, inputs = weight_UI.shape[0] // (2 if is_swiglu else 1), weight_UI.shape[1]
+        if x_TI.shape[0] == 1:
+            tile = one_row_tile(outputs, inputs, is_swiglu=is_swiglu)
             return one_row(x_TI, weight_UI, tile, norm=norm, bias=up.bias, activation=activation)
-        few = None if is_swiglu else few_rows_tile(rows, outputs, inputs, is_normed=True)
-        normed_TI = self.rms_norm(x_TI, norm)
+        few = self._normed_tile(x_TI, outputs, inputs, is_swiglu=is_swiglu)
         if few is not None:
-            return few_rows(normed_TI, weight_UI, few, bias=up.bias, is_relu2=True)
-        return self.activate(functional.linear(normed_TI, weight_UI, up.bias), activation)
+            return few_rows(x_TI, weight_UI, few, norm=norm, bias=up.bias, activation=activation)
+        return self.activate(functional.linear(self.rms_norm(x_TI, norm), weight_UI, up.bias), activation)
+
+    @staticmethod
+    def _normed_tile(x_TI: Tensor, outputs: int, inputs: int, *, is_swiglu: bool = False) -> Tile | None:
+        """Of few rows behind a norm, which divides their product; before that float16 has no range for it."""
+        if x_TI.dtype != torch.bfloat16:
+            return None
+        return few_rows_tile(x_TI.shape[0], outputs, inputs, is_normed=True, is_swiglu=is_swiglu)
 
     def linear_add(self, x_TI: Tensor, projection: Projection, residual_TO: Tensor) -> Tensor:
         weight_OI, bias_O = projection.weight, projection.bias
@@ -70,6 +100,20 @@ class TritonKernels:
         if bias_O is not None:
             residual_TO.add_(bias_O)
         return residual_TO.addmm_(x_TI, weight_OI.t())  # the product's own accumulator adds it: one rounding, one pass
+
+    def norms_parts(self, rows: int, projection: Projection, num_parts: int) -> bool:
+        outputs, inputs = projection.weight.shape
+        is_bfloat16 = projection.weight.dtype == torch.bfloat16
+        return is_bfloat16 and parts_normed_tile(rows, outputs, inputs, num_parts) is not None
+
+    def parts_norm_linear_add(
+        self, x_TI: Tensor, norm: Norm, num_parts: int, projection: Projection, residual_TO: Tensor
+    ) -> Tensor:
+        outputs, inputs = projection.weight.shape
+        tile = parts_normed_tile(x_TI.shape[0], outputs, inputs, num_parts)
+        assert tile is not None, "norms_parts has not been asked"
+        around: Any = {"norm": norm, "num_parts": num_parts, "bias": projection.bias}
+        return few_rows(x_TI, projection.weight, tile, residual=residual_TO, out=residual_TO, **around)
 
     def rotation_tables(
         self, positions_T: Tensor, frequencies: Tensor, attention_factor: float

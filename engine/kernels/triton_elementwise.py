@@ -17,6 +17,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
+def embed_kernel(ids, table, out, ids_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """One program a token and BLOCK of its channels. Launched as an ordinary kernel, for what may then run early."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(ids + token * ids_stride).to(tl.int64)
+    value = tl.load(table + row * SIZE + column, mask=column < SIZE, other=0.0)
+    tl.store(out + token * SIZE + column, value, mask=column < SIZE)
+
+
+@triton.jit
 def rms_norm_kernel(x, weight, out, eps, SIZE: tl.constexpr, BLOCK: tl.constexpr, USE_PDL: tl.constexpr):
     """One program a row."""
     row = tl.program_id(0).to(tl.int64)

@@ -14,7 +14,24 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from engine.kernels.triton_elementwise import relu2, silu
-from engine.kernels.triton_few_rows import prefetch
+
+
+@triton.jit
+def prefetch(weight, n, INPUTS: tl.constexpr, PREFETCH: tl.constexpr, BLOCK_N: tl.constexpr, WARPS: tl.constexpr):
+    """Have the first PREFETCH weights of each output read into the L2 cache, a piece a thread."""
+    PIECES: tl.constexpr = 32 * WARPS // BLOCK_N
+    tl.static_assert(PREFETCH % (8 * PIECES) == 0, "the instruction takes multiples of 16 bytes")
+    begin = tl.arange(0, PIECES) * (PREFETCH // PIECES)
+    piece = weight + n[:, None].to(tl.int64) * INPUTS + begin[None, :]
+    num_bytes = tl.full((BLOCK_N, PIECES), PREFETCH // PIECES * 2, dtype=tl.int32)
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [piece, num_bytes],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit

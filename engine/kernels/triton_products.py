@@ -5,7 +5,8 @@ Letters: T rows, I inputs, O outputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -18,48 +19,28 @@ from engine.kernels.base import Activation, Norm
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How a product is cut into programs. Stages and splits are for products of a few rows only."""
+    """How a product is cut into programs."""
 
     block_n: int
     """Outputs of one program."""
     block_k: int
     """Inputs of one pass of its loop."""
     num_warps: int
-    num_stages: int = 1
-    """Passes whose loads are in flight, and one more."""
-    splits: int = 1
-    """Programs that share the inputs of an output; a second kernel adds their sums."""
     prefetch: int = 0
-    """Weights of an output that a program has read into the L2 cache while the kernel before still runs. Of a product
-    of one row: behind those of the first pass, which it then holds in registers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Products of a few rows that are cut alike; limits belong to the range."""
-
-    tile: Tile
-    most_rows: int = 16
-    least_outputs: int = 1
-    most_outputs: int = 4096
-    least_inputs: int = 1
-
-    def fits(self, rows: int, outputs: int, inputs: int) -> bool:
-        """Whether a product is one of them."""
-        is_wide = self.least_outputs <= outputs <= self.most_outputs
-        return rows <= self.most_rows and is_wide and inputs >= self.least_inputs
+    """Weights of an output, behind those of the first pass, that a program has read into the L2 cache while the kernel
+    before still runs; those of the first pass it then holds in registers."""
+    splits: int = 1
+    """Programs that share the inputs of an output, where a few rows are added."""
 
 
 MOST_ROWS = 32
 """That the kernel for a few rows is written for."""
-WHOLE = Tile(block_n=16, block_k=256, num_warps=4, num_stages=6, prefetch=1024)
-HALVED = Tile(block_n=16, block_k=256, num_warps=4, num_stages=6, splits=2, prefetch=4096)
-WIDE = Tile(block_n=32, block_k=256, num_warps=4, num_stages=4, prefetch=1024)
-ADDED = (Cut(HALVED, most_outputs=1536, least_inputs=2049), Cut(WHOLE))
-"""Of products that are added to the residual; the first that fits counts. All others are left to cuBLAS, whose cuts
-leave most multiprocessors without work where there are few outputs."""
-NORMED = (Cut(WIDE, least_outputs=8192, most_outputs=12288, least_inputs=3072),)
-"""The same of those behind a norm. A program a multiprocessor, 128 outputs each, is what cuBLAS has for more."""
+FEW_ROWS = 16
+"""Up to which it is taken: programs read all of x, so the more rows, the more they read beside the weights."""
+MANY, MANY_ADDED = 1 << 25, 1 << 24
+"""Weights up to which more than 8 rows of a product behind a norm, or one that is added, are faster than cuBLAS."""
+LEAST_K = 32
+"""Inputs that a warp takes in a pass of a few rows, at least."""
 
 
 def one_row_tile(outputs: int, inputs: int, *, is_swiglu: bool = False) -> Tile:
@@ -71,7 +52,11 @@ def one_row_tile(outputs: int, inputs: int, *, is_swiglu: bool = False) -> Tile:
         is_swiglu: Whether a program reads two rows of the matrix for each output.
     """
     if is_large(outputs * (2 if is_swiglu else 1) * inputs):
-        return Tile(block_n=2 if is_swiglu else 4, block_k=2048 if inputs >= 4096 else 1024, num_warps=8)
+        if inputs >= 4096 or is_swiglu:
+            return Tile(block_n=2 if is_swiglu else 4, block_k=2048 if inputs >= 4096 else 1024, num_warps=8)
+        return Tile(block_n=2 if inputs >= 2048 else 4, block_k=1024, num_warps=4)
+    if outputs <= 2048 <= inputs and not is_swiglu:
+        return Tile(block_n=8, block_k=2048, num_warps=8, prefetch=512)
     if inputs <= 1024:
         return Tile(block_n=4, block_k=512, num_warps=4)
     if inputs < 2048:
@@ -83,17 +68,60 @@ def one_row_tile(outputs: int, inputs: int, *, is_swiglu: bool = False) -> Tile:
     return Tile(block_n=8, block_k=1024, num_warps=4)
 
 
-def few_rows_tile(rows: int, outputs: int, inputs: int, *, is_normed: bool = False) -> Tile | None:
-    """The same for 2 rows and more; None: cuBLAS was faster. SwiGLU is always left to it.
+def few_rows_tile(
+    rows: int, outputs: int, inputs: int, *, is_normed: bool = False, is_swiglu: bool = False
+) -> Tile | None:
+    """The same for 2 rows and more; None: cuBLAS was faster.
 
     Args:
         rows: Of the product.
-        outputs: Of the product.
+        outputs: Of the product; F for SwiGLU, whose matrix has 2 F rows.
         inputs: Columns of the weight matrix.
         is_normed: Whether a norm comes before it, else it is added to the residual.
+        is_swiglu: Whether a program reads two rows of the matrix for each output.
     """
-    cuts = NORMED if is_normed else ADDED
-    return next((cut.tile for cut in cuts if cut.fits(rows, outputs, inputs)), None)
+    num_weights = outputs * (2 if is_swiglu else 1) * inputs
+    if rows > FEW_ROWS or (rows > 8 and num_weights > (MANY if is_normed else MANY_ADDED)):
+        return None
+    tile = _normed_tile(outputs, num_weights, is_swiglu) if is_normed else _added_tile(rows, outputs, inputs)
+    return divided(tile, inputs)
+
+
+def parts_normed_tile(rows: int, outputs: int, inputs: int, num_parts: int) -> Tile | None:
+    """The same for a product that is added behind norms of ``num_parts`` equal parts of its inputs."""
+    if not 1 < rows <= 8 or num_parts not in (4, 8, 16) or inputs % num_parts:
+        return None
+    return divided(Tile(16 if outputs < 4096 else 32, 128 * num_parts, num_parts), inputs, least_warps=num_parts)
+
+
+def _normed_tile(outputs: int, num_weights: int, is_swiglu: bool) -> Tile:
+    if is_large(num_weights):
+        return Tile(32 if is_swiglu else 64, 128, 2)
+    if is_swiglu or outputs <= 4096:
+        return Tile(16, 512, 4, prefetch=512)
+    if outputs <= 8192:
+        return Tile(32, 512, 4, prefetch=512)
+    return Tile(32, 256, 4 if outputs < 1 << 14 else 2)
+
+
+def _added_tile(rows: int, outputs: int, inputs: int) -> Tile:
+    if outputs <= 2560 and inputs >= 4096:
+        return Tile(16, 2048, 8, prefetch=512)
+    if rows <= 8 and outputs < 4096 and inputs >= 8192:
+        return Tile(32, 256, 4, prefetch=512, splits=4)
+    if rows > 8 or inputs <= 2048:
+        return Tile(16, 1024, 4, prefetch=512)
+    return Tile(16 if outputs < 4096 else 32, 1024, 8, prefetch=512)
+
+
+def divided(tile: Tile, inputs: int, least_warps: int = 1) -> Tile | None:
+    """The tile with passes that leave no input over: half of it, and so on; None where there is none."""
+    while inputs % (tile.splits * tile.block_k):
+        warps = tile.num_warps if tile.block_k > LEAST_K * tile.num_warps else tile.num_warps // 2
+        if warps < least_warps:
+            return None
+        tile = replace(tile, block_k=tile.block_k // 2, num_warps=warps)
+    return tile
 
 
 def is_large(num_weights: int) -> bool:
@@ -139,52 +167,45 @@ def few_rows(
     weight_OI: Tensor,
     tile: Tile,
     *,
+    norm: Norm | None = None,
+    num_parts: int = 1,
     bias: Tensor | None = None,
-    is_relu2: bool = False,
+    activation: Activation | None = None,
     residual: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """``x W^T + b``, activated, + residual of 2 to 32 rows; see ``triton_few_rows.py``. ``out`` may be the residual."""
-    (rows, inputs), outputs = x_TI.shape, weight_OI.shape[0]
-    assert 1 < rows <= MOST_ROWS, f"2 to {MOST_ROWS} rows, got {rows}"
+    """The same of up to 32 rows; see ``triton_few_rows.py``. ``out`` may be the residual.
+
+    The norm may be of as many equal parts as there are warps for an output. Its root divides the result, so inputs
+    times its weights must be within the range of their type, as those of bfloat16 are.
+    """
+    (rows, inputs), outputs = x_TI.shape, weight_OI.shape[0] // 2 if activation == "swiglu" else weight_OI.shape[0]
+    assert 0 < rows <= MOST_ROWS, f"1 to {MOST_ROWS} rows, got {rows}"
     assert x_TI.is_contiguous(), "elements are addressed by their place in a contiguous tensor"
     assert weight_OI.data_ptr() % 16 == 0, "prefetching takes pieces of 16 bytes"
+    assert norm is None or x_TI.dtype == torch.bfloat16, f"norms of bfloat16, got {x_TI.dtype}"
     if out is None:
         out = torch.empty((rows, outputs), dtype=x_TI.dtype, device=x_TI.device)
-    is_split = tile.splits > 1
-    assert not (is_split and is_relu2), "only whole sums can be activated"
-    after = (None, None) if is_split else (bias, residual)
-    sums = torch.empty((tile.splits, rows, outputs), dtype=torch.float32, device=x_TI.device) if is_split else out
-    triton_few_rows.few_rows_kernel[(-(-outputs // tile.block_n), tile.splits)](
+    splits, has_parts = tile.splits, num_parts > 1
+    assert num_parts in (1, splits * tile.num_warps), f"a warp's inputs are one part, got {num_parts} parts"
+    assert splits == 1 or activation is None, "only whole sums can be activated"
+    tiles, block_m = -(-outputs // tile.block_n), max(8, power_of_two(rows))
+    assert splits == 1 or tiles <= MOST_TILES, f"{MOST_TILES} tiles of a split product at most, got {tiles}"
+    sums = None if splits == 1 else x_TI.new_empty(tiles * splits * tile.block_n * block_m, dtype=torch.float32)
+    parts = {"norm": norm is not None, "bias": bias is not None, "residual": residual is not None}
+    triton_few_rows.few_rows_kernel[(tiles, splits)](
         x_TI,
         weight_OI,
-        *after,
-        sums,
-        rows,
-        outputs,
-        IS_RELU2=is_relu2,
-        **few_rows_options(tile, rows, outputs, inputs, bias=after[0] is not None, residual=after[1] is not None),
-    )
-    return combined(sums, bias, residual, out) if is_split else out
-
-
-def combined(sums_STO: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> Tensor:
-    """The sums of S splits, bias and residual together, in ``out``."""
-    splits, rows, outputs = sums_STO.shape
-    block = 256
-    triton_few_rows.combine_kernel[(rows, -(-outputs // block))](
-        sums_STO,
+        norm.weight if norm else None,
         bias,
         residual,
         out,
+        sums,
+        ARRIVALS.of_stream(x_TI.device) if splits > 1 else None,
+        norm.eps if norm else 0.0,
         rows,
         outputs,
-        HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=residual is not None,
-        SPLITS=splits,
-        BLOCK=block,
-        num_warps=2,
-        **overlapped(),
+        **few_rows_options(tile, rows, outputs, inputs, activation=activation, has_parts=has_parts, **parts),
     )
     return out
 
@@ -193,9 +214,37 @@ def one_row_options(
     tile: Tile, outputs: int, inputs: int, *, norm: bool, bias: bool, residual: bool, activation: Activation | None
 ) -> dict[str, Any]:
     """Compile-time constants of a product of one row."""
-    is_swiglu = activation == "swiglu"
+    parts = {"norm": norm, "bias": bias, "residual": residual}
+    shared = _options(tile, outputs, inputs, activation=activation, **parts)
+    return {**shared, "BLOCK_K": tile.block_k, "num_stages": 1}
+
+
+def few_rows_options(
+    tile: Tile,
+    rows: int,
+    outputs: int,
+    inputs: int,
+    *,
+    norm: bool,
+    bias: bool,
+    residual: bool,
+    activation: Activation | None,
+    has_parts: bool = False,
+) -> dict[str, Any]:
+    """Compile-time constants of a product of a few rows."""
+    parts = {"norm": norm, "bias": bias, "residual": residual}
+    shared = _options(tile, outputs, inputs, activation=activation, **parts)
+    own = {"HAS_PARTS": has_parts, "BLOCK_M": max(8, power_of_two(rows)), "BLOCK_K": tile.block_k // tile.num_warps}
+    early = {} if activation == "swiglu" else overlapped()  # a head, which is the last to run, may start early
+    return {**shared, **own, **early, "SPLITS": tile.splits}
+
+
+def _options(
+    tile: Tile, outputs: int, inputs: int, *, norm: bool, bias: bool, residual: bool, activation: Activation | None
+) -> dict[str, Any]:
     piece = 8 * (32 * tile.num_warps // tile.block_n)
-    ahead = min(tile.prefetch, inputs - tile.block_k) // piece * piece
+    ahead = min(tile.prefetch, inputs // tile.splits - tile.block_k) // piece * piece
+    num_weights = outputs * (2 if activation == "swiglu" else 1) * inputs
     return {
         "INPUTS": inputs,
         "HAS_NORM": norm,
@@ -205,31 +254,46 @@ def one_row_options(
         "PREFETCH": max(0, ahead) if inputs % 8 == 0 else 0,
         "WARPS": tile.num_warps,
         "BLOCK_N": tile.block_n,
-        "BLOCK_K": tile.block_k,
         "num_warps": tile.num_warps,
-        "num_stages": 1,
-        **(NOT_OVERLAPPED if is_large(outputs * (2 if is_swiglu else 1) * inputs) else overlapped()),
+        **(NOT_OVERLAPPED if is_large(num_weights) else overlapped()),
     }
 
 
-def few_rows_options(tile: Tile, rows: int, outputs: int, inputs: int, *, bias: bool, residual: bool) -> dict[str, Any]:
-    """Compile-time constants of a product of a few rows."""
-    share = -(-inputs // (tile.splits * tile.block_k)) * tile.block_k
-    is_even = share * tile.splits == inputs
-    return {
-        "INPUTS": inputs,
-        "HAS_BIAS": bias,
-        "HAS_RESIDUAL": residual,
-        "PREFETCH": min(share, tile.prefetch) if is_even else 0,
-        "SHARE": share,
-        "GROUPS": tile.num_warps,
-        "BLOCK_M": max(16, power_of_two(rows)),
-        "BLOCK_N": tile.block_n,
-        "BLOCK_K": tile.block_k // tile.num_warps,
-        "num_warps": tile.num_warps,
-        "num_stages": tile.num_stages,
-        **(NOT_OVERLAPPED if is_large(outputs * inputs) else overlapped()),
-    }
+MOST_TILES, MOST_STREAMS = 1024, 256
+"""Of a product that is split; and on which such products run in one process."""
+
+
+class Arrivals:
+    """Counters of the programs that share outputs, all 0 as every product leaves them; a row for each stream.
+
+    Kernels of one stream take turns, those of two may not: so a graph has to be replayed on the stream it was captured
+    on, as the engine does, or alone.
+    """
+
+    def __init__(self) -> None:
+        self._rows: dict[int, Tensor] = {}
+        self._places: dict[tuple[int, int], int] = {}
+        self._lock = threading.Lock()
+
+    def prepare(self, device: torch.device) -> Tensor:
+        """[MOST_STREAMS, MOST_TILES] int32 of a device; made once, and not while a graph is captured."""
+        index = torch.cuda.current_device() if device.index is None else device.index
+        if index not in self._rows:
+            self._rows[index] = torch.zeros((MOST_STREAMS, MOST_TILES), dtype=torch.int32, device=device)
+            torch.cuda.synchronize(device)
+        return self._rows[index]
+
+    def of_stream(self, device: torch.device) -> Tensor:
+        """[MOST_TILES] of the device's current stream."""
+        rows = self.prepare(device)
+        key = rows.device.index, torch.cuda.current_stream(device).cuda_stream
+        with self._lock:
+            place = self._places.setdefault(key, len(self._places))
+        assert place < MOST_STREAMS, f"split products run on {MOST_STREAMS} streams of a process at most"
+        return rows[place]
+
+
+ARRIVALS = Arrivals()
 
 
 NOT_OVERLAPPED = {"USE_PDL": False, "launch_pdl": False}

@@ -13,7 +13,6 @@ from typing import Any, Unpack, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from engine.attention.base import Attention, AttentionPlanner, HeadSizes, PlannerLimits
 from engine.batch import ForwardBatch
@@ -252,12 +251,12 @@ class DecoderModel(nn.Module):
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
         """Logits, shape [L, V], in the model's dtype."""
-        x_LE = self._stream(batch, caches).index_select(0, batch.logits_idx_L)
+        x_LE = batch.logits_rows(self._stream(batch, caches))
         return self.kernels.norm_linear(x_LE, self.norm, self._output_matrix())
 
     def _stream(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
         """[T, E] what the last layer leaves, before the last norm."""
-        x_TE, tables = functional.embedding(batch.token_ids_T, self.embedding), self._tables(batch)
+        x_TE, tables = self.kernels.embed(batch.token_ids_T, self.embedding), self._tables(batch)
         for layer, cache in zip(self.layers, caches, strict=True):
             x_TE = layer(x_TE, tables, batch, cache)
         return x_TE
@@ -288,18 +287,18 @@ class DecoderModel(nn.Module):
     def forward_hidden(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> tuple[Tensor, Tensor]:
         """Logits [L, V], and all tokens' hidden states behind the last norm [T, E]."""
         hidden_TE = self.kernels.rms_norm(self._stream(batch, caches), self.norm)
-        return self.kernels.linear(hidden_TE.index_select(0, batch.logits_idx_L), self._output_matrix()), hidden_TE
+        return self.kernels.linear(batch.logits_rows(hidden_TE), self._output_matrix()), hidden_TE
 
     def draft(self, head: int, before_TE: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """Hidden states of one head behind its norm [T, E]; see :class:`engine.models.base.DraftingModel`."""
         one = self._draft_heads()[head]
-        x_TE = one.join(functional.embedding(batch.token_ids_T, self.embedding), before_TE)
+        x_TE = one.join(self.kernels.embed(batch.token_ids_T, self.embedding), before_TE)
         return one.finish(one.layers[0](x_TE, self._tables(batch), batch, cache))
 
     def remember(self, head: int, before_TE: Tensor, batch: ForwardBatch, cache: LayerCache) -> None:
         """See :class:`engine.models.base.RemembersDrafts`."""
         one = self._draft_heads()[head]
-        x_TE, layer = one.join(functional.embedding(batch.token_ids_T, self.embedding), before_TE), one.layers[0]
+        x_TE, layer = one.join(self.kernels.embed(batch.token_ids_T, self.embedding), before_TE), one.layers[0]
         layer.attention.remember(x_TE, layer.attention_norm, self._tables(batch), batch, cache)  # type: ignore[operator,union-attr]
 
     def draft_logits(self, head: int, hidden_LE: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Unpack, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from engine.attention.base import Attention, AttentionPlanner, HeadSizes, PlannerLimits
 from engine.batch import ForwardBatch
@@ -130,6 +129,9 @@ class ResidualLayer(nn.Module):
         if isinstance(mixer, MLP):
             inner = mixer(x_TE, self.norm)
         elif isinstance(mixer, Mamba2Mixer):
+            assert cache is not None
+            if self.multiplier == 1.0:
+                return mixer.add_to(x_TE, self.norm, batch, cache)
             inner = mixer(x_TE, self.norm, batch, cache)
         else:
             inner = mixer(x_TE, self.norm, tables, batch, cache)
@@ -304,7 +306,7 @@ class HybridModel(nn.Module):
 
     def forward(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
         """Logits, shape [L, V], in the model's dtype."""
-        x_LE = self.stream(batch, caches).index_select(0, batch.logits_idx_L)
+        x_LE = batch.logits_rows(self.stream(batch, caches))
         return self._divided(self.kernels.norm_linear(x_LE, self.norm, self._output_matrix()))
 
     def _output_matrix(self) -> Tensor:
@@ -315,7 +317,7 @@ class HybridModel(nn.Module):
 
     def _embedded(self, batch: ForwardBatch) -> Tensor:
         """An ordinary kernel, which Triton kernels behind it rely on; see ``engine/kernels/triton_elementwise.py``."""
-        x_TE = functional.embedding(batch.token_ids_T, self.embedding)
+        x_TE = self.kernels.embed(batch.token_ids_T, self.embedding)
         return x_TE if self.config.embedding_multiplier == 1.0 else x_TE * self.config.embedding_multiplier
 
     def stream(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> Tensor:
@@ -350,7 +352,7 @@ class HybridModel(nn.Module):
     def forward_hidden(self, batch: ForwardBatch, caches: Sequence[LayerCache]) -> tuple[Tensor, Tensor]:
         """Logits [L, V], and all tokens' hidden states behind the last norm [T, E]."""
         hidden_TE = self.kernels.rms_norm(self.stream(batch, caches), self.norm)
-        return self.draft_logits(-1, hidden_TE.index_select(0, batch.logits_idx_L)), hidden_TE
+        return self.draft_logits(-1, batch.logits_rows(hidden_TE)), hidden_TE
 
     def draft(self, head: int, before_TE: Tensor, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """Hidden states of one head behind its norm [T, E]; see :class:`engine.models.base.DraftingModel`."""

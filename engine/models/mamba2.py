@@ -104,6 +104,22 @@ class Mamba2Mixer(nn.Module):
 
     def forward(self, x_TE: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache) -> Tensor:
         """What goes into ``out``: the gated norm of what the recurrence makes of ``norm`` of x; [T, I]."""
+        return self._mixed(x_TE, norm, batch, cache, self.norm.weight)
+
+    def add_to(self, x_TE: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache) -> Tensor:
+        """The stream behind the whole mixer, ``out`` included; the caller gives ``x`` up."""
+        shape, groups = batch.shape, self.config.num_groups
+        has_parts = shape.num_decode == shape.num_tokens and self.kernels.norms_parts(
+            shape.num_tokens, self.out, groups
+        )
+        if not has_parts:
+            return self.kernels.linear_add(self(x_TE, norm, batch, cache), self.out, x_TE)
+        gated_TI = self._mixed(x_TE, norm, batch, cache, None)
+        return self.kernels.parts_norm_linear_add(gated_TI, self.norm, groups, self.out, x_TE)
+
+    def _mixed(
+        self, x_TE: Tensor, norm: RMSNorm, batch: ForwardBatch, cache: LayerCache, norm_weight_I: Tensor | None
+    ) -> Tensor:
         config = self.config
         conv_state, ssm_state, *kept = cache
         projected = self.kernels.norm_linear(x_TE, norm, self.project.weight, self.project.bias)
@@ -113,7 +129,7 @@ class Mamba2Mixer(nn.Module):
             self.conv_weight,
             self.conv_bias,
             ScanWeights(self.a_log, self.d, self.dt_bias, config.dt_limits),
-            self.norm.weight,
+            norm_weight_I,
             config.num_groups,
             config.norm_eps,
         )

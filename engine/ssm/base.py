@@ -19,7 +19,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from engine.batch import ForwardBatch
 
@@ -69,7 +71,8 @@ class MixerWeights(NamedTuple):
     conv_weight_CK: Tensor
     conv_bias_C: Tensor | None
     scan: ScanWeights
-    norm_weight_I: Tensor
+    norm_weight_I: Tensor | None
+    """None: what leaves the mixer is not normed, for its last projection does that."""
     num_groups: int
     """G, of the scan and of the norm."""
     norm_eps: float
@@ -147,6 +150,8 @@ class StateSpace(Protocol):
     ) -> Tensor:
         """All three, one after the other, as a mixer needs them: :func:`mix_by_parts`, in fewer kernels where it pays.
 
+        Without the norm's weights it ends with ``y * silu(gate)``.
+
         Args:
             parts: Of all tokens.
             weights: Of the layer.
@@ -165,6 +170,16 @@ class StateSpace(Protocol):
         ...
 
 
+def scan_inputs(mixed_TC: Tensor, dt_TH: Tensor, num_groups: int, ssm_state: Tensor) -> ScanInputs:
+    """What the scan reads, of the convolution's outputs and the time steps."""
+    heads, head_dim, state_size = ssm_state.shape[1:]
+    in_groups = num_groups * state_size
+    x_TI, B_TI, C_TI = mixed_TC.split((heads * head_dim, in_groups, in_groups), dim=1)
+    return ScanInputs(
+        x_TI.unflatten(1, (heads, -1)), dt_TH, B_TI.unflatten(1, (num_groups, -1)), C_TI.unflatten(1, (num_groups, -1))
+    )
+
+
 def mix_by_parts(
     ssm: StateSpace,
     parts: MixedParts,
@@ -176,15 +191,10 @@ def mix_by_parts(
 ) -> Tensor:
     """Convolution, scan and gated norm of a backend; see :meth:`StateSpace.mix`."""
     gate_TI, mixed_TC, dt_TH = parts
-    (heads, state_size), inner = (ssm_state.shape[1], ssm_state.shape[3]), gate_TI.shape[1]
     mixed_TC = ssm.conv(mixed_TC, weights.conv_weight_CK, weights.conv_bias_C, conv_state, batch)
-    in_groups = weights.num_groups * state_size
-    x_TI, B_TI, C_TI = mixed_TC.split((inner, in_groups, in_groups), dim=1)
-    inputs = ScanInputs(
-        x_TI.unflatten(1, (heads, -1)),
-        dt_TH,
-        B_TI.unflatten(1, (weights.num_groups, -1)),
-        C_TI.unflatten(1, (weights.num_groups, -1)),
-    )
+    inputs = scan_inputs(mixed_TC, dt_TH, weights.num_groups, ssm_state)
     y_TI = ssm.scan(inputs, weights.scan, ssm_state, batch, kept).flatten(1)
+    if weights.norm_weight_I is None:
+        wide = torch.promote_types(y_TI.dtype, torch.float32)
+        return (y_TI.to(wide) * functional.silu(gate_TI.to(wide))).to(y_TI.dtype)
     return ssm.gated_norm(y_TI, gate_TI, weights.norm_weight_I, weights.num_groups, weights.norm_eps)

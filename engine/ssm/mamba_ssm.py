@@ -47,6 +47,7 @@ class MambaSsmStateSpace(TritonStateSpace):
 
     name = "mamba_ssm"
     can_replay = False
+    has_gate = False
 
     def __init__(self) -> None:
         super().__init__(Tiles(step_limit=0))

@@ -15,7 +15,15 @@ from engine.batch import ForwardBatch
 from engine.errors import ConfigError
 from engine.kernels.triton import overlapped, power_of_two
 from engine.ssm import triton_kernels
-from engine.ssm.base import KeptInputs, MixedParts, MixerWeights, ScanInputs, ScanWeights, mix_by_parts
+from engine.ssm.base import (
+    KeptInputs,
+    MixedParts,
+    MixerWeights,
+    ScanInputs,
+    ScanWeights,
+    mix_by_parts,
+    scan_inputs,
+)
 from engine.ssm.plan import Plan, Planner
 from engine.ssm.triton_chunk_kernel import chunk_scan_kernel
 from engine.ssm.triton_conv import conv_decode, conv_histories, conv_prefill
@@ -38,6 +46,8 @@ class TritonStateSpace:
 
     name = "triton"
     can_replay = True
+    has_gate = True
+    """Whether decode rows' outputs are gated where they are made."""
 
     def __init__(self, tiles: Tiles | None = None) -> None:
         self._tiles = tiles or Tiles()
@@ -108,12 +118,19 @@ class TritonStateSpace:
         batch: ForwardBatch,
         kept: KeptInputs | None = None,
     ) -> Tensor:
-        rows = batch.shape.num_decode
-        if not 0 < rows <= self._tiles.step_limit or rows != batch.shape.num_tokens:
+        rows, is_normed = batch.shape.num_decode, weights.norm_weight_I is not None
+        is_step = 0 < rows <= self._tiles.step_limit if is_normed else self.has_gate
+        if not is_step or rows != batch.shape.num_tokens:
             return mix_by_parts(self, parts, weights, conv_state, ssm_state, batch, kept)
         check_supported(parts.conv_TC, conv_state)
         check_supported(parts.conv_TC, ssm_state)
-        return step_rows(parts, weights, conv_state, ssm_state, batch, self._tiles)
+        if is_normed:
+            return step_rows(parts, weights, conv_state, ssm_state, batch, self._tiles)
+        mixed_TC = self.conv(parts.conv_TC, weights.conv_weight_CK, weights.conv_bias_C, conv_state, batch)
+        inputs = scan_inputs(mixed_TC, parts.dt_TH, weights.num_groups, ssm_state)
+        y_THP = torch.empty(inputs.x_THP.shape, dtype=mixed_TC.dtype, device=mixed_TC.device)
+        update_states(inputs, weights.scan, ssm_state, batch, y_THP, self._tiles, gate_TI=parts.gate_TI)
+        return y_THP.flatten(1)
 
     def gated_norm(self, y_TI: Tensor, gate_TI: Tensor, weight_I: Tensor, num_groups: int, eps: float) -> Tensor:
         tokens, inner = y_TI.shape
@@ -152,6 +169,7 @@ def update_states(
     batch: ForwardBatch,
     y_THP: Tensor,
     tiles: Tiles,
+    gate_TI: Tensor | None = None,
 ) -> None:
     """The recurrence of the decode rows, one pass over their states; outputs into the first D of ``y``.
 
@@ -162,7 +180,9 @@ def update_states(
         batch: Rows and slots.
         y_THP: Contiguous.
         tiles: How to cut the work.
+        gate_TI: Rows of neighbouring elements; its SiLU multiplies the outputs.
     """
+    assert gate_TI is None or gate_TI.stride(1) == 1, "rows must be of neighbouring elements"
     grid = (num_parts(ssm_state, tiles.block_p), batch.shape.num_decode)
     triton_kernels.state_update_kernel[grid](
         *inputs,
@@ -172,10 +192,13 @@ def update_states(
         batch.state_to_N,
         batch.query_len_N,
         batch.kv_len_N,
+        gate_TI,
         y_THP,
         *(each.stride(0) for each in inputs),
+        gate_TI.stride(0) if gate_TI is not None else 0,
         *weights.dt_limits,
         ssm_state.shape[0] - 1,
+        HAS_GATE=gate_TI is not None,
         num_warps=tiles.num_warps,
         **scan_sizes(inputs, ssm_state, tiles.block_p),
     )

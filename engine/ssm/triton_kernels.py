@@ -200,11 +200,13 @@ def state_update_kernel(
     state_to,
     query_len,
     kv_len,
+    gate,
     y,
     x_stride,
     dt_stride,
     b_stride,
     c_stride,
+    gate_stride,
     least_dt,
     most_dt,
     dummy_slot,
@@ -212,6 +214,7 @@ def state_update_kernel(
     P: tl.constexpr,
     G: tl.constexpr,
     S: tl.constexpr,
+    HAS_GATE: tl.constexpr,
     BLOCK_P: tl.constexpr,
     BLOCK_S: tl.constexpr,
     USE_PDL: tl.constexpr,
@@ -250,6 +253,8 @@ def state_update_kernel(
     after = before.to(tl.float32) * tl.exp(-step * rate) + (value * step)[:, None] * enter[None, :]
     tl.store(state + target_slot * (H * P * S) + place, after.to(state.dtype.element_ty), mask=inside)
     seen = tl.sum(after * leave[None, :], 1) + value * skip
+    if HAS_GATE:
+        seen *= silu(tl.load(gate + row * gate_stride + head * P + channel, mask=has_channel, other=0.0).to(tl.float32))
     tl.store(out, seen.to(y.dtype.element_ty), mask=has_channel)
 
 

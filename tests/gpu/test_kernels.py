@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from engine.kernels import TorchKernels
+from engine.kernels.base import Activation
 
 pytest.importorskip("triton")
 from engine.kernels.triton import TritonKernels, swiglu
 from engine.kernels.triton_products import (
-    ADDED,
+    FEW_ROWS,
     MOST_ROWS,
-    NORMED,
     Tile,
     few_rows,
     few_rows_tile,
@@ -65,6 +65,14 @@ def wide(thing):
 def check(kind: str, out: Tensor, reference: Tensor) -> None:
     error = float((out.double() - reference.double()).norm() / reference.double().norm())
     assert error < TOLERANCE[kind, out.dtype], f"relative error {error:.2e}"
+
+
+class TestEmbed:
+    @pytest.mark.parametrize(("tokens", "size"), [(1, 64), (7, 3072), (300, 1000)])
+    def test_gives_the_rows_that_are_named(self, tokens: int, size: int) -> None:
+        table, ids = random(501, size), torch.randint(0, 501, (tokens, 2), device=DEVICE)[:, 1]
+
+        assert torch.equal(KERNELS.embed(ids, table), table[ids])
 
 
 class TestRmsNorm:
@@ -224,82 +232,177 @@ class TestProducts:
         check("product", out, REFERENCE.norm_linear(wide(x), wide(parameters), wide(p).weight))
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="Triton's interpreter does not know Gluon")
 class TestFewRows:
     """Tiles, rows and sizes that divide each other and that do not."""
 
-    DTYPE = torch.bfloat16 if DEVICE == "cuda" else torch.float16  # Triton's interpreter computes no bfloat16
     TILES = (
-        Tile(32, 256, 4, 4, prefetch=1024),
-        Tile(8, 512, 8, 4, prefetch=4096),
-        Tile(64, 128, 2, 3),
-        Tile(16, 256, 4, 5, splits=2, prefetch=4096),
+        Tile(32, 256, 4, prefetch=512),
+        Tile(16, 512, 8, prefetch=4096),
+        Tile(64, 128, 2),
+        Tile(16, 256, 8, prefetch=1024),
     )
-    ROWS = (2, 7, 8, 15, 16, 17, 32)
-    SIZES = ((1000, 2048), (101, 1160))
+    SPLIT = (Tile(32, 256, 4, prefetch=512, splits=2), Tile(16, 128, 2, splits=4))
+    ROWS = (1, 2, 7, 8, 15, 16, 17, 32)
+    SIZES = ((1000, 2048), (101, 1536), (64, 512))
 
-    def part(self, outputs: int, inputs: int, *, bias: bool = True) -> SimpleNamespace:
-        return projection(outputs, inputs, bias=bias, dtype=self.DTYPE)
-
-    def call(self, x: Tensor, p: SimpleNamespace, tile: Tile, size: int, **around: Any) -> Tensor:
+    def call(
+        self,
+        x: Tensor,
+        p: SimpleNamespace,
+        tile: Tile,
+        *,
+        parameters: SimpleNamespace | None = None,
+        activation: Activation | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
         """The result, whose neighbours in memory stay as they are."""
-        guarded = torch.full((x.shape[0] + 2, size), float("nan"), dtype=self.DTYPE, device=DEVICE)
+        size = p.weight.shape[0] // (2 if activation == "swiglu" else 1)
+        guarded = torch.full((x.shape[0] + 2, size), float("nan"), dtype=x.dtype, device=DEVICE)
+        around: Any = {"norm": parameters, "activation": activation, "residual": residual}
         out = few_rows(x, p.weight, tile, bias=p.bias, out=guarded[1:-1], **around)
         assert guarded[[0, -1]].isnan().all()
         return out
 
+    @pytest.mark.parametrize("dtype", HALF)
     @pytest.mark.parametrize("rows", ROWS)
     @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
-    @pytest.mark.parametrize("tile", TILES)
-    def test_added_to_the_residual(self, rows: int, outputs: int, inputs: int, tile: Tile) -> None:
-        x, p = random(rows, inputs, dtype=self.DTYPE), self.part(outputs, inputs)
-        residual = random(rows, outputs, dtype=self.DTYPE, scale=4.0)
+    @pytest.mark.parametrize("tile", [*TILES, *SPLIT])
+    def test_added_to_the_residual(self, rows: int, outputs: int, inputs: int, tile: Tile, dtype: torch.dtype) -> None:
+        x, p = random(rows, inputs, dtype=dtype), projection(outputs, inputs, bias=True, dtype=dtype)
+        residual = random(rows, outputs, dtype=dtype, scale=4.0)
 
-        out = self.call(x, p, tile, outputs, residual=residual)
+        out = self.call(x, p, tile, residual=residual)
 
         check("product", out, REFERENCE.linear_add(wide(x), wide(p), wide(residual)))
 
     @pytest.mark.parametrize("rows", ROWS)
     @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
-    @pytest.mark.parametrize("tile", [tile for tile in TILES if tile.splits == 1])
-    def test_squared(self, rows: int, outputs: int, inputs: int, tile: Tile) -> None:
-        x, p = random(rows, inputs, dtype=self.DTYPE), self.part(outputs, inputs)
+    @pytest.mark.parametrize("tile", TILES)
+    def test_behind_a_norm(self, rows: int, outputs: int, inputs: int, tile: Tile) -> None:
+        x, p, parameters = random(rows, inputs, scale=30.0), projection(outputs, inputs, bias=True), norm(inputs)
 
-        out = self.call(x, p, tile, outputs, is_relu2=True)
+        out = self.call(x, p, tile, parameters=parameters)
 
-        check("product", out, REFERENCE.activate(REFERENCE.linear(wide(x), wide(p).weight, wide(p).bias), "relu2"))
+        w = wide(p)
+        check("product", out, REFERENCE.norm_linear(wide(x), wide(parameters), w.weight, w.bias))
+
+    @pytest.mark.parametrize("activation", ["relu2", "swiglu"])
+    @pytest.mark.parametrize("rows", ROWS)
+    @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
+    @pytest.mark.parametrize("tile", TILES[1:2])
+    def test_activated(self, rows: int, outputs: int, inputs: int, tile: Tile, activation: Activation) -> None:
+        x, parameters = random(rows, inputs), norm(inputs)
+        p = projection(outputs * (2 if activation == "swiglu" else 1), inputs, bias=True)
+
+        out = self.call(x, p, tile, parameters=parameters, activation=activation)
+
+        check("product", out, REFERENCE.norm_activate(wide(x), wide(parameters), wide(p), activation))
+
+    @pytest.mark.parametrize("rows", ROWS)
+    @pytest.mark.parametrize(
+        ("tile", "outputs", "inputs"),
+        [(Tile(16, 1024, 8), 200, 7168), (Tile(32, 256, 4), 64, 512), (Tile(32, 256, 2, splits=4), 200, 7168)],
+    )
+    def test_behind_norms_of_parts(self, rows: int, tile: Tile, outputs: int, inputs: int) -> None:
+        parts, x, p = tile.num_warps * tile.splits, random(rows, inputs), projection(outputs, inputs, bias=True)
+        x *= torch.logspace(-1, 1, parts, device=DEVICE).repeat_interleave(inputs // parts).bfloat16()
+        parameters, residual = norm(inputs), random(rows, outputs)
+        expected = REFERENCE.parts_norm_linear_add(wide(x), wide(parameters), parts, wide(p), wide(residual))
+
+        out = few_rows(x, p.weight, tile, norm=parameters, num_parts=parts, bias=p.bias, residual=residual)
+
+        check("product", out, expected)
+
+    def test_a_result_may_take_the_place_of_the_residual(self) -> None:
+        x, p, residual = random(5, 1024), projection(300, 1024, bias=False), random(5, 300)
+        expected = REFERENCE.linear_add(wide(x), wide(p), wide(residual))
+
+        assert few_rows(x, p.weight, self.TILES[0], residual=residual, out=residual) is residual
+        check("product", residual, expected)
 
     @pytest.mark.parametrize("tile", TILES)
     def test_two_runs_agree_in_every_bit(self, tile: Tile) -> None:
-        x, p = random(15, 2048, dtype=self.DTYPE), self.part(1000, 2048)
+        x, p, parameters = random(15, 2048), projection(1000, 2048, bias=True), norm(2048)
 
-        assert torch.equal(self.call(x, p, tile, 1000), self.call(x, p, tile, 1000))
+        assert torch.equal(*(self.call(x, p, tile, parameters=parameters) for _ in range(2)))
 
     @pytest.mark.parametrize("tile", TILES)
     def test_a_row_is_the_same_in_every_bit_beside_any_others(self, tile: Tile) -> None:
-        x, p = random(16, 2048, dtype=self.DTYPE), self.part(1000, 2048)
-        others = random(8, 2048, dtype=self.DTYPE, scale=50.0)
+        x, p, parameters = random(16, 2048), projection(1000, 2048, bias=True), norm(2048)
+        others = random(8, 2048, scale=50.0)
         others[5] = x[5]
 
-        alone = self.call(x[:8], p, tile, 1000)
+        alone = self.call(x[:8], p, tile, parameters=parameters)
 
-        assert torch.equal(self.call(others, p, tile, 1000)[5], alone[5])
-        assert torch.equal(self.call(x, p, tile, 1000)[:8], alone)
+        assert torch.equal(self.call(others, p, tile, parameters=parameters)[5], alone[5])
+        assert torch.equal(self.call(x, p, tile, parameters=parameters)[:8], alone)
 
-    def test_inputs_whose_rows_are_not_aligned(self) -> None:
-        x, p = random(9, 75, dtype=self.DTYPE), self.part(64, 75)
+    @pytest.mark.parametrize("tile", SPLIT)
+    def test_programs_that_share_outputs_give_the_same_in_every_bit_however_often(self, tile: Tile) -> None:
+        """Whichever of them comes last; eagerly and in a graph, beside products on another stream."""
+        x, p = random(8, 2048), projection(3000, 2048, bias=True)
+        expected, other = self.call(x, p, tile), torch.cuda.Stream()
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = [few_rows(x, p.weight, tile, bias=p.bias) for _ in range(20)]
 
-        check("product", self.call(x, p, self.TILES[0], 64), REFERENCE.linear(wide(x), wide(p).weight, wide(p).bias))
+        found = []
+        for _ in range(20):
+            with torch.cuda.stream(stream):
+                graph.replay()
+            with torch.cuda.stream(other):
+                found += [few_rows(x, p.weight, tile, bias=p.bias) for _ in range(20)]
+            torch.cuda.synchronize()
+
+            assert all(torch.equal(each, expected) for each in captured)
+        assert all(torch.equal(each, expected) for each in found)
+
+    def test_a_row_that_is_not_finite_leaves_the_others_alone(self) -> None:
+        x, p, parameters = random(8, 1024), projection(256, 1024, bias=False), norm(1024)
+        clean = self.call(x, p, self.TILES[0], parameters=parameters)
+        x[3] = float("nan")
+
+        found = self.call(x, p, self.TILES[0], parameters=parameters)
+
+        assert found[3].isnan().all()
+        assert torch.equal(found[[0, 1, 2, 4, 5, 6, 7]], clean[[0, 1, 2, 4, 5, 6, 7]])
 
     def test_a_tile_of_the_table_fits_every_product_of_the_shapes_we_time(self) -> None:
         sizes = ((1024, 2048), (4096, 12288), (576, 1536), (12288, 3072), (16496, 3072), (6144, 3072), (3072, 7168))
-        if DEVICE == "cpu":
-            sizes = ((1024, 2048), (8192, 256))
-        for (outputs, inputs), rows, is_normed in itertools.product(sizes, (2, 8, 16, 32), (False, True)):
-            x, p = random(rows, inputs, dtype=self.DTYPE), self.part(outputs, inputs, bias=False)
+        for (outputs, inputs), rows, is_normed in itertools.product(sizes, (1, 2, 8, 16), (False, True)):
+            x, p = random(rows, inputs), projection(outputs, inputs, bias=False)
             tile = few_rows_tile(rows, outputs, inputs, is_normed=is_normed)
+            assert rows > 8 or tile is not None
             if tile is not None:
-                check("product", self.call(x, p, tile, outputs), wide(x) @ wide(p).weight.T)
+                check("product", self.call(x, p, tile), wide(x) @ wide(p).weight.T)
 
-    def test_no_cut_is_of_more_rows_than_the_kernel_takes(self) -> None:
-        assert all(2 <= cut.most_rows <= MOST_ROWS for cut in (*ADDED, *NORMED))
-        assert all(cut.tile.splits == 1 for cut in NORMED), "what is activated is a whole sum"
+    @pytest.mark.parametrize("inputs", [64, 192, 576, 896, 1152, 1160, 75])
+    def test_passes_leave_no_input_over(self, inputs: int) -> None:
+        x, p, parameters = random(3, inputs), projection(128, inputs, bias=True), norm(inputs)
+
+        tile = few_rows_tile(3, 128, inputs, is_normed=True)
+
+        w = wide(p)
+        assert (tile is None) == (inputs % 64 != 0), "else cuBLAS computes it"
+        check(
+            "product",
+            KERNELS.norm_linear(x, parameters, p.weight, p.bias),
+            REFERENCE.norm_linear(wide(x), wide(parameters), w.weight, w.bias),
+        )
+
+    @pytest.mark.parametrize(("rows", "inputs", "parts"), [(8, 7168, 8), (2, 4096, 8), (5, 1024, 4)])
+    def test_norms_of_parts_are_taken_where_a_warp_has_one(self, rows: int, inputs: int, parts: int) -> None:
+        x, p, parameters = random(rows, inputs), projection(256, inputs, bias=False), norm(inputs)
+        residual = random(rows, 256)
+        expected = REFERENCE.parts_norm_linear_add(wide(x), wide(parameters), parts, wide(p), wide(residual))
+
+        assert KERNELS.norms_parts(rows, p, parts)
+        assert not KERNELS.norms_parts(rows, p, 7)
+        assert not KERNELS.norms_parts(64, p, parts)
+        check("product", KERNELS.parts_norm_linear_add(x, parameters, parts, p, residual), expected)
+
+    def test_no_rows_are_more_than_the_kernel_takes(self) -> None:
+        assert FEW_ROWS <= MOST_ROWS

@@ -341,6 +341,27 @@ def test_a_mixer_between_its_projections_equals_the_reference(
                 torch.testing.assert_close(state[slot], before[slot], atol=0.0, rtol=0.0, equal_nan=True)
 
 
+@pytest.mark.parametrize("name", backends())
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("rows", [DECODE, MIXED], ids=["decode", "mixed"])
+def test_without_its_norm_a_mixer_gives_gated_outputs(name: str, dtype: torch.dtype, rows: list[Row]) -> None:
+    sizes, backend = SIZES[1], backend_of(name)
+    layer = Layer.random(sizes, dtype, device=DEVICE)
+    exact, batch, plain = layer.to(torch.float64), packed(rows, sizes, device=DEVICE), packed(rows, sizes)
+    weights, parts = mixer(layer, dtype, tokens=batch.shape.num_tokens)
+    wide_weights, wide_parts = mixer(exact, dtype, tokens=batch.shape.num_tokens)
+    weights, wide_weights = (each._replace(norm_weight_I=None) for each in (weights, wide_weights))
+    expected = TorchStateSpace().mix(wide_parts, wide_weights, exact.conv_state, exact.ssm_state, plain)
+
+    found = backend.mix(parts, weights, layer.conv_state, layer.ssm_state, batch)
+
+    real = plain.state_to_N[plain.row_T] != sizes.slots  # type: ignore[index]
+    kind = "mamba-" if name == "mamba_ssm" else ""
+    assert found.dtype == dtype
+    assert error(found[real], expected[real]) < TOLERANCE[f"{kind}scan", dtype]
+    assert error(layer.ssm_state[:7], exact.ssm_state[:7]) < TOLERANCE[f"{kind}state", dtype]
+
+
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.float16])
 def test_one_pass_takes_states_of_half_the_size_and_limits_of_time_steps(kept: torch.dtype) -> None:
     sizes = SIZES[1]

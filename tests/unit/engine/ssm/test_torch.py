@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.ssm import TorchStateSpace
-from engine.ssm.base import NO_LIMITS
+from engine.ssm.base import NO_LIMITS, MixedParts, MixerWeights
 from tests.ssm_batches import Layer, Row, Sizes, packed, straight_line
 
 SIZES = Sizes()
@@ -219,3 +219,20 @@ def test_gated_norm_is_taken_over_each_group() -> None:
             part = y[token, span] * gate[token, span] * torch.sigmoid(gate[token, span])
             expected = part / torch.sqrt((part * part).mean() + 1e-5) * weight[span]
             torch.testing.assert_close(found[token, span], expected, atol=1e-14, rtol=0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_without_the_norms_weights_a_mixer_gives_gated_outputs(dtype: torch.dtype) -> None:
+    rows = [Row(1, 0, 0, is_decode=True), Row(7, 2, 3)]
+    batch, (x_TC, dt_TH) = packed(rows, SIZES), tokens_for(8, dtype, 1)
+    gate_TI = torch.randn(8, SIZES.heads * SIZES.head_dim, dtype=torch.float64).to(dtype)
+    layer, plain = Layer.random(SIZES, dtype), Layer.random(SIZES, dtype)
+    weights = MixerWeights(layer.conv_weight_CK, layer.conv_bias_C, layer.weights, None, SIZES.groups, 1e-5)
+    _, y_THP = plain.run(TorchStateSpace(), x_TC, dt_TH, batch)
+
+    found = TorchStateSpace().mix(MixedParts(gate_TI, x_TC, dt_TH), weights, layer.conv_state, layer.ssm_state, batch)
+
+    gate = gate_TI.double()
+    assert found.dtype == dtype
+    close(found, y_THP.flatten(1).double() * gate * torch.sigmoid(gate), dtype)
+    assert torch.equal(layer.ssm_state[:4], plain.ssm_state[:4])
