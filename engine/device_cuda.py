@@ -277,7 +277,11 @@ class CudaDevice(Device):
 
     def bind_copy(self, target: Tensor, source: Tensor, parts: Sequence[Part] = ()) -> Copy:
         """By a kernel where Triton is there: an engine for copies makes the kernels around it wait."""
+        assert isinstance(self.compute, CudaStream)
         enqueue = _bound_kernel(target, source, parts) if find_spec("triton") is not None else None
+        with torch.cuda.stream(self.compute.stream):
+            # Once as torch does it: so it knows that freed memory may still be read on this stream.
+            target.copy_(source, non_blocking=True)
 
         def copy(*counts: int) -> None:
             called_ns = time.perf_counter_ns()

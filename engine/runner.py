@@ -516,6 +516,8 @@ class Runner:
         return logged
 
     def _publish(self, plan: Plan) -> None:
+        if self.resolved.config.debug_invariants:
+            self.step_slab.poison()
         plan.half.upload(*self._counts(plan.shape, plan.new_rows, plan.new_blocks))
         if self.given_routing is not None:
             self.given_routing.upload(plan.shape.num_tokens)

@@ -20,6 +20,7 @@ from engine.device import Device, Event, Part
 from engine.layout import Layout
 
 _ALIGN = 16
+_POISON = 0x7F
 _NUMPY: dict[torch.dtype, type[np.generic]] = {
     torch.int64: np.int64,
     torch.int32: np.int32,
@@ -127,6 +128,10 @@ class Slab:
     def acquire(self) -> HostSlab:
         """The half to stage the next step in; blocks only if its last copy has not run yet."""
         return self._halves.acquire()
+
+    def poison(self) -> None:
+        """Debug mode, in launched work: what the next copy leaves out is no index of anything."""
+        self.device_tensor.fill_(_POISON)
 
     def fill_idle(self, value: int) -> None:
         """Debug mode: overwrite every half that no queued copy reads, integers by ``value`` and floats by NaN.

@@ -12,9 +12,16 @@ COUNTS = [(0, 0, 0), (1, 0, 1), (8, 0, 8), (64, 1, 4096), (63, 1, 513), (0, 1, 5
 """Rows, whether the seldom used part is wanted, and tokens; a block of the CUDA kernel is a power of two."""
 
 
-def check_parts_arrive(device: Device, rows: int, has_seldom: bool, tokens: int, decode_width: int = 1) -> None:
-    """What is counted arrives, and nothing else of the device's memory changes."""
-    fields, sizes = step_fields(64, 4096, 16, decode_width)
+def check_parts_arrive(
+    device: Device,
+    rows: int,
+    has_seldom: bool,
+    tokens: int,
+    decode_width: int = 1,
+    limits: tuple[int, int] = (64, 4096),
+) -> None:
+    """What is counted arrives, and nothing else of the device's fields changes; ``limits`` are of rows and tokens."""
+    fields, sizes = step_fields(*limits, 16, decode_width)
     slab = Slab(device, fields, sizes)
     device.compute.launch(lambda: slab.device_tensor.fill_(0xEE))
     half = slab.acquire()

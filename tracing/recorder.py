@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tracing.capture import CaptureRange
+from tracing.columns import CATEGORIES, SpanColumns
 from tracing.nvtx_ranges import CAPTURE, CATEGORY_OF_DETAIL, SESSION_SHIFT, NoRanges, RangeSink, colour_of, open_ranges
 from tracing.records import (
     HOST_LANE,
@@ -32,10 +33,10 @@ from tracing.records import (
     UnfinishedWork,
 )
 
-_CATEGORIES = tuple(Category)
-_CODE = {category: code for code, category in enumerate(_CATEGORIES)}
+_CODE = {category: code for code, category in enumerate(CATEGORIES)}
 _PHASE, _DETAIL, _WAIT = _CODE[Category.PHASE], _CODE[Category.DETAIL], _CODE[Category.WAIT]
 _DEVICE, _INSTANT, _COUNTER = _CODE[Category.DEVICE], _CODE[Category.INSTANT], _CODE[Category.COUNTER]
+assert max(_CODE.values()) == _COUNTER == _INSTANT + 1, "the two that carry something besides their times come last"
 _OFF: AbstractContextManager[None] = nullcontext()
 _NO_NAME = -1
 _UNREAD_KEPT = 64  # device timings left unread before a new iteration starts to read finished ones
@@ -46,18 +47,10 @@ class _Columns:
     """The ring. Slot = record number modulo capacity; pages of zeros are only touched when they are written."""
 
     def __init__(self, capacity: int) -> None:
-        def column() -> memoryview:
-            return np.zeros(capacity, dtype=np.int64).data
-
-        self.name = column()
-        self.category = column()
-        self.lane = column()
-        self.start = column()
-        self.end = column()
-        self.iteration = column()
-        self.depth = column()
-        self.phase = column()
-        self.enqueued = column()
+        self.rows = np.zeros((9, capacity), dtype=np.int64)
+        """The same memory, a row a column, in the order of the names below."""
+        self.name, self.category, self.lane, self.start, self.end, *others = (row.data for row in self.rows)
+        self.iteration, self.depth, self.phase, self.enqueued = others
         self.extra: list[Any] = [None] * capacity
         """DeviceTiming until it is read, value of a counter, args of an instant."""
 
@@ -181,6 +174,11 @@ class Recorder:
         if enabled != self._enabled and self._open is not None:
             self._is_partial = True
         self._enabled = enabled
+
+    @property
+    def num_recorded(self) -> int:
+        """Spans recorded since the last clear, lost ones and device work that has not ended included."""
+        return self._count
 
     @property
     def lost_spans(self) -> int:
@@ -346,6 +344,35 @@ class Recorder:
         unread = set(self._unread)
         return _by_start(self._span(number % self._capacity) for number in kept if number not in unread)
 
+    def newest_columns(self, newest: int) -> SpanColumns:
+        """What :meth:`spans` gives of the last so many that were recorded, as columns: for 60 a fifth of the time."""
+        self._read_finished()
+        first = max(0, self._count - self._capacity, self._count - newest)
+        is_known = np.ones(self._count - first, dtype=np.bool_)
+        is_known[[number - first for number in self._unread if number >= first]] = False
+        slots = (np.arange(first, self._count) % self._capacity)[is_known]
+        rows = self._columns.rows[:, slots]
+        by_start = np.lexsort((rows[6], -rows[4], rows[3]))
+        name, category, lane, start, end, iteration, depth, phase, enqueued = rows[:, by_start]
+        extras = {
+            place: self._columns.extra[slots[by_start[place]]]
+            for place in np.flatnonzero(category >= _INSTANT).tolist()
+        }
+        return SpanColumns(
+            names=self._names,
+            name=name,
+            category=category,
+            lane=lane,
+            start_ns=start,
+            end_ns=end,
+            iteration=iteration,
+            depth=depth,
+            phase=phase,
+            enqueued_ns=enqueued,
+            args={place: extra for place, extra in extras.items() if category[place] == _INSTANT and extra},
+            values={place: float(extra) for place, extra in extras.items() if category[place] == _COUNTER},
+        )
+
     def spans_recorded(self, begin_ns: int, end_ns: int) -> list[Span]:
         """The spans recorded in a stretch of time, both ends included, sorted by start.
 
@@ -507,7 +534,7 @@ class Recorder:
 
     def _span(self, slot: int) -> Span:
         columns = self._columns
-        category = _CATEGORIES[columns.category[slot]]
+        category = CATEGORIES[columns.category[slot]]
         extra = columns.extra[slot]
         phase = columns.phase[slot]
         return Span(

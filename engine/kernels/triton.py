@@ -40,6 +40,7 @@ class TritonKernels:
 
     def embed(self, ids_T: Tensor, table_VI: Tensor) -> Tensor:
         tokens, size = ids_T.shape[0], table_VI.shape[1]
+        assert table_VI.is_contiguous(), "rows are addressed by their number"
         out_TI = torch.empty((tokens, size), dtype=table_VI.dtype, device=table_VI.device)
         block = min(1024, power_of_two(size))
         elementwise.embed_kernel[(tokens, -(-size // block))](

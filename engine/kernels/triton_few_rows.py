@@ -19,6 +19,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+"""Of a program's threads; Triton 3.7 has given it another name."""
+
 
 @gluon.jit
 def along(size: gl.constexpr, dim: gl.constexpr, layout: gl.constexpr):
@@ -70,7 +73,7 @@ def combined(total, sums, arrivals, place, SPLITS: gl.constexpr):
     tile = gl.program_id(0)
     own = sums + tile * SPLITS * size + place
     gl.store(own + gl.program_id(1) * size, total)
-    gl.thread_barrier()
+    barrier()
     is_last = gl.atomic_add(arrivals + tile, 1, sem="acq_rel", scope="gpu") == SPLITS - 1
     if is_last:
         total = gl.load(own, cache_modifier=".cg")
@@ -148,7 +151,8 @@ def few_rows_kernel(
     begin = gl.program_id(1) * SHARE
     n = gl.minimum(gl.program_id(0) * BLOCK_N + along(BLOCK_N, 1, left), outputs - 1)
     tile = weight + begin + n.to(gl.int64) * INPUTS + along(WARPS, 0, left) * SPAN + along(BLOCK_K, 2, left)
-    to_up = outputs.to(gl.int64) * INPUTS
+    if IS_SWIGLU:
+        to_up = outputs.to(gl.int64) * INPUTS
     k = begin + along(WARPS, 0, right) * SPAN + along(BLOCK_K, 1, right)
     m = along(BLOCK_M, 2, right)
     has_m = m < rows

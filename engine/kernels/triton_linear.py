@@ -61,7 +61,8 @@ def one_row_kernel(
     has_n = (n < outputs)[:, None]
     k = tl.arange(0, BLOCK_K)
     tile = weight + n[:, None].to(tl.int64) * INPUTS + k[None, :]
-    to_up = outputs.to(tl.int64) * INPUTS
+    if IS_SWIGLU:
+        to_up = outputs.to(tl.int64) * INPUTS
     inside = has_n & (k < INPUTS)[None, :]
     w = tl.load(tile, mask=inside, other=0.0)
     if IS_SWIGLU:

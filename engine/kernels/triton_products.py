@@ -115,7 +115,10 @@ def _added_tile(rows: int, outputs: int, inputs: int) -> Tile:
 
 
 def divided(tile: Tile, inputs: int, least_warps: int = 1) -> Tile | None:
-    """The tile with passes that leave no input over: half of it, and so on; None where there is none."""
+    """The tile with passes that leave no input over: half of it, and so on; None where there is none.
+
+    Multiples of 64 have one, and some smaller ones.
+    """
     while inputs % (tile.splits * tile.block_k):
         warps = tile.num_warps if tile.block_k > LEAST_K * tile.num_warps else tile.num_warps // 2
         if warps < least_warps:
@@ -242,8 +245,10 @@ def few_rows_options(
 def _options(
     tile: Tile, outputs: int, inputs: int, *, norm: bool, bias: bool, residual: bool, activation: Activation | None
 ) -> dict[str, Any]:
-    piece = 8 * (32 * tile.num_warps // tile.block_n)
-    ahead = min(tile.prefetch, inputs // tile.splits - tile.block_k) // piece * piece
+    ahead = 0
+    if tile.prefetch:
+        piece = 8 * (32 * tile.num_warps // tile.block_n)
+        ahead = min(tile.prefetch, inputs // tile.splits - tile.block_k) // piece * piece
     num_weights = outputs * (2 if activation == "swiglu" else 1) * inputs
     return {
         "INPUTS": inputs,
@@ -278,10 +283,11 @@ class Arrivals:
     def prepare(self, device: torch.device) -> Tensor:
         """[MOST_STREAMS, MOST_TILES] int32 of a device; made once, and not while a graph is captured."""
         index = torch.cuda.current_device() if device.index is None else device.index
-        if index not in self._rows:
-            self._rows[index] = torch.zeros((MOST_STREAMS, MOST_TILES), dtype=torch.int32, device=device)
-            torch.cuda.synchronize(device)
-        return self._rows[index]
+        with self._lock:
+            if index not in self._rows:
+                self._rows[index] = torch.zeros((MOST_STREAMS, MOST_TILES), dtype=torch.int32, device=device)
+                torch.cuda.synchronize(device)
+            return self._rows[index]
 
     def of_stream(self, device: torch.device) -> Tensor:
         """[MOST_TILES] of the device's current stream."""

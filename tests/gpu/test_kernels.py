@@ -16,10 +16,13 @@ from engine.kernels.base import Activation
 pytest.importorskip("triton")
 from engine.kernels.triton import TritonKernels, swiglu
 from engine.kernels.triton_products import (
+    ARRIVALS,
     FEW_ROWS,
     MOST_ROWS,
+    Arrivals,
     Tile,
     few_rows,
+    few_rows_options,
     few_rows_tile,
     one_row,
     one_row_tile,
@@ -372,12 +375,54 @@ class TestFewRows:
 
     def test_a_tile_of_the_table_fits_every_product_of_the_shapes_we_time(self) -> None:
         sizes = ((1024, 2048), (4096, 12288), (576, 1536), (12288, 3072), (16496, 3072), (6144, 3072), (3072, 7168))
-        for (outputs, inputs), rows, is_normed in itertools.product(sizes, (1, 2, 8, 16), (False, True)):
-            x, p = random(rows, inputs), projection(outputs, inputs, bias=False)
+        splits = set()
+        for (outputs, inputs), rows, is_normed in itertools.product(
+            (*sizes, (3072, 8192)), (1, 2, 8, 16), (False, True)
+        ):
+            x, p, parameters = random(rows, inputs), projection(outputs, inputs, bias=False), norm(inputs)
             tile = few_rows_tile(rows, outputs, inputs, is_normed=is_normed)
             assert rows > 8 or tile is not None
             if tile is not None:
-                check("product", self.call(x, p, tile), wide(x) @ wide(p).weight.T)
+                splits.add(tile.splits)
+                w, before = wide(p).weight, parameters if is_normed else None
+                expected = REFERENCE.norm_linear(wide(x), wide(parameters), w) if is_normed else wide(x) @ w.T
+                check("product", self.call(x, p, tile, parameters=before), expected)
+        assert splits == {1, 4}
+
+    @pytest.mark.parametrize("inputs", [32, 96, 288, 640, 1056, 20000])
+    @pytest.mark.parametrize(("outputs", "is_swiglu"), [(1, False), (64, False), (40000, True), (1 << 22, False)])
+    def test_every_tile_of_the_table_has_options(self, inputs: int, outputs: int, is_swiglu: bool) -> None:
+        for rows, is_normed in itertools.product((2, 8, 16), (False, True)):
+            tile = few_rows_tile(rows, outputs, inputs, is_normed=is_normed, is_swiglu=is_swiglu and is_normed)
+            if tile is not None:
+                around: dict[str, Any] = {"norm": is_normed, "bias": False, "residual": not is_normed}
+                options = few_rows_options(tile, rows, outputs, inputs, activation=None, **around)
+                assert inputs % (tile.splits * options["WARPS"] * options["BLOCK_K"]) == 0
+                assert options["BLOCK_K"] >= 32
+
+    @pytest.mark.parametrize("rows", [1, 3])
+    def test_a_product_of_one_output(self, rows: int) -> None:
+        """A gate of all tokens is one."""
+        x, p, parameters = random(rows, 512), projection(1, 512, bias=True), norm(512)
+
+        w = wide(p)
+        check("product", KERNELS.linear(x, p.weight, p.bias), REFERENCE.linear(wide(x), w.weight, w.bias))
+        check(
+            "product",
+            KERNELS.norm_linear(x, parameters, p.weight, p.bias),
+            REFERENCE.norm_linear(wide(x), wide(parameters), w.weight, w.bias),
+        )
+
+    def test_counters_belong_to_a_stream_and_are_left_at_nothing(self) -> None:
+        counters, device = Arrivals(), torch.device("cuda", torch.cuda.current_device())
+        one, other = torch.cuda.Stream(), torch.cuda.Stream()
+        found = []
+        for stream in (one, other, one):
+            with torch.cuda.stream(stream):
+                found.append(counters.of_stream(device).data_ptr())
+
+        assert found[0] == found[2] != found[1]
+        assert not ARRIVALS.prepare(device).any()
 
     @pytest.mark.parametrize("inputs", [64, 192, 576, 896, 1152, 1160, 75])
     def test_passes_leave_no_input_over(self, inputs: int) -> None:

@@ -27,6 +27,12 @@ def test_what_is_counted_arrives_and_nothing_else(
     check_parts_arrive(device, rows, has_seldom, tokens, decode_width)
 
 
+@pytest.mark.parametrize("decode_width", [1, 3])
+def test_fields_of_odd_sizes_arrive_too(device: CudaDevice, decode_width: int) -> None:
+    check_parts_arrive(device, 7, True, 101, decode_width, limits=(7, 101))
+    check_parts_arrive(device, 3, False, 9, decode_width, limits=(7, 101))
+
+
 def test_without_counts_everything_arrives(device: CudaDevice) -> None:
     check_everything_arrives(device)
 

@@ -175,6 +175,20 @@ class TestRequests:
 
         assert seen == ["101", "102", "104", "104", "103", "106"]
 
+    def test_shows_of_a_row_what_has_changed_and_the_blocks_that_were_added(self, page: PanelPage) -> None:
+        rows = [request_row(number, blocks=[4, 5, 9]) for number in range(3)]
+        page.set("requests", {**requests_view(rows=rows, left_out=0), "number": 3})
+        more = {"request_id": "story-1", "kv_len": 777, "more_blocks": [10, *range(20, 200, 2)]}
+        page.set("requests_news", {"since": 3, "number": 1, "order": None, "rows": [more], "left_out": 0, "hint": ""})
+        cells = page.page.locator(".wb-pane-requests tbody tr").nth(1).locator("td")
+
+        assert cells.nth(6).inner_text() == "777"
+        assert cells.nth(5).inner_text() == f"{rows[1]['output_tokens']}/{rows[1]['max_tokens']}"
+        assert cells.nth(7).inner_text().startswith("4–5, 9–10, 20, 22, ")
+        assert len(cells.nth(7).inner_text()) == 40  # more than the column has room for
+        assert cells.nth(7).get_attribute("title").startswith("94 blocks: 4–5, 9–10, 20, ")
+        assert cells.nth(7).get_attribute("title").endswith(", 198")
+
     def test_shows_what_comes_with_the_timeline_beside_the_bar(self, page: PanelPage) -> None:
         """In a run bar, strip and the rows that run come with the timeline's message."""
         page.set("requests", {**requests_view(), "number": 7})
@@ -182,11 +196,12 @@ class TestRequests:
         page.page.evaluate(
             """(carried) => document.querySelector(".wb-panel-whole").dispatchEvent(
               new CustomEvent("wb-carried", { bubbles: true, detail: carried }))""",
-            {"bar": bar_view(headline="between iterations · 3 running"), "rows": news},
+            {"bar": {"headline": "between iterations · 3 running"}, "rows": news},
         )
         page.settle()
 
         assert page.page.inner_text(".wb-headline") == "between iterations · 3 running"
+        assert bar_view()["model"] in page.page.inner_text(".wb-setup")  # what is not told anew is as it was
         assert page.page.locator(".wb-pane-requests tbody tr").first.locator("td").nth(6).inner_text() == "101"
 
     @pytest.mark.parametrize(("width", "is_cut"), [(1280, False), (700, True)])

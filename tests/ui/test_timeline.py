@@ -595,6 +595,29 @@ class TestMessages:
 
         assert page.sent() == ["ready", "load"]
 
+    def test_iterations_of_what_was_left_out_in_a_run_come_behind_it_and_stand_where_they_were(
+        self, page: StubPage
+    ) -> None:
+        trace = trace_of(2)
+        stream = TimelineStream(trace)
+        page.deliver(stream.restart(MANY))
+        for count in (40, 80):
+            whole = trace_of(count)
+            trace.recorded, trace.records = whole.recorded, whole.records
+            page.deliver(stream.glimpse(50))
+        seen = "() => [...window.timeline.store.groups[0].iterations.number.subarray(0, %s)]"
+        assert page.page.evaluate("() => window.timeline.store.numIterations") < 20
+        first = page.page.evaluate("() => window.timeline.view.from")
+        assert 70 * STEP < first < 78 * STEP  # those behind the stretch alone: all of them are there
+        while stream.is_behind:
+            page.deliver(stream.follow(50))
+
+        assert page.page.evaluate(seen % 80) == list(range(80))
+        page.set("selected_iteration", 20)
+        assert page.text(".wb-selected").startswith("iteration 20 ")
+        page.set("selected_iteration", 79)
+        assert page.text(".wb-selected").startswith("iteration 79 ")
+
     def test_no_more_is_kept_than_was_said(self, browser: Any) -> None:
         with timeline_page(browser, traits={"max_spans": 1_000}) as page:
             trace = trace_of(100)

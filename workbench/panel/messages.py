@@ -174,8 +174,9 @@ class RequestsNews(TypedDict):
     """Rises with each: of two to the same picture the later one holds. In a run they come by two ways."""
     order: list[str] | None
     """Ids of all rows there are; None: those of the picture, as they stood there."""
-    rows: list[RequestRow]
-    """Those that are new or differ."""
+    rows: list[dict[str, Any]]
+    """Those that are new, whole, and of those that differ from the picture's ``request_id`` and the fields that do;
+    where blocks were only added, ``more_blocks`` has these, in the place of ``blocks``."""
     left_out: int
     hint: str
 

@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 
 _FILLED_SPANS = 20_000
 """When a run ends, what the timeline left out meanwhile is sent if there are no more spans than this: 0.2 s."""
-_SLOW_S = 0.5
-"""In a run why requests wait, who holds which block and such are shown so often; with the ticker's own rest, which is a
-second at most where redraws are dear, never longer than a second behind."""
+_SLOW_S = 0.85
+"""In a run why requests wait, who holds which block and such are shown so often, at the first look behind it: once a
+second, since that costs twice what a redraw in passing does."""
 _shown: set[Panel] = set()
 """Panels that a page may show: they live until they are closed or off the page, whoever else holds them."""
 _cells = ShownCells()
@@ -103,7 +103,7 @@ class Panel:
             self._show_in_passing()
         else:
             self._show_whole()
-        self._ticker.shown = stamp
+        self._ticker.shown, self._ticker.is_behind = stamp, in_passing or self.timeline.is_behind
         if self._run_ended and self.session.state != "running":
             self._run_ended = False
             self._catch_up()
@@ -138,7 +138,7 @@ class Panel:
         return {"rows": news}
 
     def _look_again(self) -> None:
-        """The ticker saw something new. In a run what changes slowly is shown twice a second."""
+        """The ticker saw something new. In a run what changes slowly is shown once a second."""
         now_s = asyncio.get_running_loop().time()
         in_passing = self.session.state == "running" and now_s - self._whole_s < _SLOW_S
         if not in_passing:

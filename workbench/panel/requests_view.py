@@ -176,7 +176,9 @@ class RequestRows:
         newest = output_ids[-self._num_tokens :]
         reasons = self._void_reasons(request)
         has_row = row is not None and request.state is not RequestState.FINISHED
-        marks, has_new = self._session._watch.draft_marks(request, len(newest)), bool(self._num_new(request))
+        # What was noted by iteration is sorted by request when it is asked for: not where nothing was drafted.
+        marks = self._session._watch.draft_marks(request, len(newest)) if request.num_drafted else None
+        has_new = bool(self._num_new(request))
         return RequestRow(
             request_id=request.request_id,
             state=request.state.value,

@@ -15,8 +15,10 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-PERIOD_S = 0.15
-"""Between two looks; at least five a second, drawing and the engine's slice included."""
+PERIOD_S = 0.18
+"""From look to look, however late each came: five a second and a few to spare, since each costs the engine."""
+_LEAST_REST_S = PERIOD_S / 2
+"""Behind a redraw, however long it waited for a core."""
 COST = 0.025
 """Share of a core that redrawing may take. Waiting for a core or for the interpreter, which the device's thread may
 hold, is not redrawing: were it counted, a busy machine would be shown once a second."""
@@ -50,6 +52,8 @@ class Ticker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.shown: Hashable = None
         """The stamp of what is shown; whoever draws beside the ticker sets it, and the ticker need not draw that."""
+        self.is_behind = False
+        """What is shown is known not to be all: draw at the next look, whatever the stamp says, and make none."""
 
     def start(self) -> bool:
         """Begin to look, if a loop is running; whether it does now."""
@@ -78,7 +82,8 @@ class Ticker:
 
     async def _look(self) -> None:
         """Until the panel is gone."""
-        nap_s, saved_s = PERIOD_S, 0.0
+        time_s = asyncio.get_running_loop().time
+        due_s, nap_s, saved_s = time_s() + PERIOD_S, PERIOD_S, 0.0
         while True:
             await asyncio.sleep(nap_s)
             stamp, redraw = self._stamp(), self._redraw()
@@ -86,14 +91,17 @@ class Ticker:
                 return
             begin_s = self._spent_s()
             try:
-                now = stamp()
-                if now != self.shown:
-                    self.shown = now
+                now = None if self.is_behind else stamp()
+                if self.is_behind or now != self.shown:
+                    self.is_behind, self.shown = False, now
                     redraw()
             except Exception:
                 log.exception("the panel could not be redrawn")
             cost_s = self._spent_s() - begin_s
-            nap_s = min(max(PERIOD_S, (cost_s - saved_s) / COST), LONGEST_S)
+            now_s = time_s()
+            rest_s = min(max(_LEAST_REST_S, (cost_s - saved_s) / COST), LONGEST_S)
+            due_s = max(due_s + PERIOD_S, now_s + rest_s)
+            nap_s = due_s - now_s
             saved_s = min(max(0.0, saved_s + COST * nap_s - cost_s), _CREDIT_S)
             del stamp, redraw
 

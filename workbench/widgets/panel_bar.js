@@ -10,6 +10,7 @@ import { NoticeLine } from "./panel_notice.js";
 import { Strip } from "./panel_strip.js";
 
 const STATE_MARKS = { running: "▶", paused: "❚❚", finished: "✓", failed: "✕", closed: "○" };
+const IN_FIELDS = new Set(["bar", "strip"]);  // traits of which only the fields that have changed are carried
 const REST = "Keys work while the pointer or the focus is in the panel.";
 
 class Bar extends Part {
@@ -29,7 +30,9 @@ class Bar extends Part {
     this.follow("rows", (news) => this.tell(ROWS, news));
     this.follow("strip", (view) => this.strip.show(view));
     this.follow("bar", (view) => this.show(view));
-    this.hear(CARRIED, (traits) => { for (const [name, value] of Object.entries(traits)) model.set(name, value); });
+    this.hear(CARRIED, (traits) => {
+      for (const [name, value] of Object.entries(traits)) model.set(name, IN_FIELDS.has(name) ? { ...model.get(name), ...value } : value);
+    });
     this.root.panelBar = this;
   }
 

@@ -41,6 +41,9 @@ BAR_MODULES = (
     "panel_strip.js",
     "panel_bar.js",
 )
+IN_FIELDS = ("bar", "strip")
+"""Traits of which only the fields that have changed are handed on: most say the same for a whole run, and packing takes
+the kernel time by the length."""
 STYLE = "panel.css"
 """One sheet for both widgets."""
 
@@ -72,6 +75,10 @@ class PanelBar(CommandWidget):
         """What is set now and not sent; None: it is sent."""
         self._owed: set[str] = set()
         """Traits handed on since this widget sent them last."""
+        self._sent: dict[str, dict[str, Any]] = {name: {} for name in IN_FIELDS}
+        """Those of :data:`IN_FIELDS` as this widget sent them last."""
+        self._changed: dict[str, dict[str, None]] = {name: {} for name in IN_FIELDS}
+        """Their fields that were handed on since then, in the order they first were."""
         super().__init__(**traits)
 
     @contextmanager
@@ -79,6 +86,8 @@ class PanelBar(CommandWidget):
         """Put what is set meanwhile into the dict, for another widget to take to the page in a message of its own.
 
         A page that misses that message has the truth with the next one of this widget's own, which says it all again.
+        Of :data:`IN_FIELDS` there are only the fields that were ever handed on since that one: put into what the page
+        has they make the whole, whichever of the messages before it has heard.
         """
         handed: dict[str, Any] = {}
         self._handed = handed
@@ -92,8 +101,19 @@ class PanelBar(CommandWidget):
     def send_state(self, key: str | Iterable[str] | None = None) -> None:
         """As every widget; not while it is handed on, and behind that with what is owed."""
         if self._handed is not None:
-            self._handed |= self.get_state(key=key)
+            self._handed |= {name: self._fields(name, value) for name, value in self.get_state(key=key).items()}
             return
         names = None if key is None else {*((key,) if isinstance(key, str) else key), *self._owed}
         self._owed = set()
+        for name in IN_FIELDS:
+            if names is None or name in names:
+                self._sent[name], self._changed[name] = getattr(self, name), {}
         super().send_state(names)
+
+    def _fields(self, name: str, value: Any) -> Any:
+        """What is handed on of a trait."""
+        if name not in IN_FIELDS:
+            return value
+        sent, changed = self._sent[name], self._changed[name]
+        changed |= {field: None for field, told in value.items() if field not in sent or sent[field] != told}
+        return {field: value[field] for field in changed}

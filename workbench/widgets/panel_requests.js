@@ -19,6 +19,8 @@ const REQUEST_COLUMNS = [
   ["", "wb-col-act"],
 ];
 
+const MOST_RANGES = 40;  // characters of the blocks' column, which has room for fewer: the rest grows in a run, and nobody sees it
+
 export class RequestsPane {
   constructor(part) {
     this.part = part;
@@ -83,8 +85,9 @@ export class RequestsPane {
     setText(cells[5], `${row.output_tokens}/${row.max_tokens}`);
     setProperty(cells[5], "title", [`${row.output_tokens} of at most ${row.max_tokens}`, row.drafts].filter(Boolean).join("; "));
     setText(cells[6], row.kv_len);
-    setText(cells[7], rangesText(row.blocks) || "–");
-    setProperty(cells[7], "title", row.blocks.length ? `${counted(row.blocks.length, "block")}: ${rangesText(row.blocks)}` : "");
+    const ranges = rangesText(row.blocks);
+    setText(cells[7], ranges.slice(0, MOST_RANGES) || "–");
+    setProperty(cells[7], "title", ranges ? `${counted(row.blocks.length, "block")}: ${ranges}` : "");
     showTokens(cells[8].firstChild.firstChild, row, this.room);
     setCutText(cells[8].firstChild.lastChild, row.why);
     for (const [at, name] of [[9, "queue_ms"], [10, "ttft_ms"], [11, "tpot_ms"]]) showTime(cells[at], row[name], row);

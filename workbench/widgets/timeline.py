@@ -56,7 +56,8 @@ twice that, and updates may take 1 % of a run's time."""
 _COST = 0.01
 """That share of a run's time."""
 _FEWEST = 60
-"""Spans of an update at least: a few iterations."""
+"""Spans of an update at least: a few iterations. And of one that cannot send all there is, at most: a page that follows
+shows no more of it, and what comes later is a stretch that was not sent either way."""
 
 
 class TimelineWidget(OwnThreadWidget):
@@ -93,6 +94,8 @@ class TimelineWidget(OwnThreadWidget):
         self._ranks: RanksTrace | None = None
         self._stream = None if session is None else TimelineStream(session.recorder, lambda: in_hand(session))
         self._updated_s = float("-inf")
+        self._num_recorded = 0
+        """Spans that the session had recorded at the last update."""
         self._pace = float(_PACE)
         """Spans a second that updates can pay for, as far as is known."""
         self.hint = empty_hint(session)
@@ -104,8 +107,10 @@ class TimelineWidget(OwnThreadWidget):
         Between iterations or phases only, from the thread that runs them.
 
         Args:
-            most: The most spans to send, the newest. None: as many as take 1 % of the time since the last update. What
-                is left out is drawn as a stretch that was not sent; :meth:`load` brings it.
+            most: The most spans to send, the newest. None: as many as take 1 % of the time since the last update, or
+                where those are not all of them the newest few. What is left out is drawn as a stretch that was not
+                sent; :meth:`load` brings it. In a run its iterations are left out too, until one of the updates behind
+                it.
             carried: Traits of the panel's bar by name, to go with it: a message of their own takes the kernel as long
                 as making them, and the page one more frame.
         """
@@ -113,10 +118,19 @@ class TimelineWidget(OwnThreadWidget):
             self._send_all([], carried)
             return
         now_s, begin_s = time.perf_counter(), time.thread_time()
+        assert self._session is not None
+        known, self._num_recorded = self._num_recorded, self._session.recorder.num_recorded
+        num_new = self._num_recorded - known if known <= self._num_recorded else self._num_recorded  # cleared: all are
+        is_running = self._session.state == "running"
         allowed = affordable_spans(now_s - self._updated_s, self.max_spans, self._pace) if most is None else most
         self._updated_s = now_s
         self.hint = empty_hint(self._session)
-        self._send_all(self._stream.follow(allowed), carried)
+        if is_running and allowed < min(num_new, self.max_spans):
+            allowed = min(allowed, _FEWEST)
+            messages = self._stream.glimpse(allowed)
+        else:
+            messages = self._stream.follow(allowed, is_running=is_running)
+        self._send_all(messages, carried)
         if allowed < self.max_spans:  # not the first one, which sends what there is
             self._pace = learned_pace(self._pace, allowed, time.thread_time() - begin_s)
 
@@ -128,6 +142,11 @@ class TimelineWidget(OwnThreadWidget):
             self._send_all(rank_messages(self._ranks, self.max_spans))
         elif self._runs:
             self._send_all(run_messages(self._runs, self.max_spans))
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is more to send of a run that has ended: the next updates bring it, a part each."""
+        return self._stream is not None and self._stream.is_behind
 
     @property
     def left_out(self) -> bool:

@@ -6,12 +6,16 @@ Times are nanoseconds since the group's origin, as float64: exact for a hundred 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Literal, TypedDict
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tracing.blame import BlameRow, Bubble
+from tracing.columns import CATEGORIES, SpanColumns
 from tracing.intervals import Interval
 from tracing.records import BatchInfo, Category, GraphUse, IterationRecord, Span, UnfinishedWork
 from tracing.void_words import void_words
@@ -22,6 +26,7 @@ KINDS = (Category.PHASE, Category.DETAIL, Category.WAIT, Category.DEVICE, Catego
 """What the timeline draws; a span's kind is its place here. Counters are left out."""
 
 _KIND_CODE = {category: code for code, category in enumerate(KINDS)}
+_KIND_OF_CATEGORY = np.array([_KIND_CODE.get(category, NONE) for category in CATEGORIES])
 
 _OF_A_SPAN = ("start_ns", "end_ns", "enqueued_ns", "iteration", "name", "phase", "lane", "category", "depth")
 _OF_AN_ITERATION = (
@@ -99,6 +104,8 @@ class Texts:
 
     known: dict[str, int] = field(default_factory=dict)
     _sent: int = 0
+    _of_names: NDArray[np.int32] = field(default_factory=lambda: np.full(1, NONE, dtype=np.int32))
+    """Numbers of a recorder's names by place, and ``NONE`` behind them."""
 
     def indices(self, texts: Sequence[str | None]) -> list[int]:
         """The number of each text; ``NONE`` for None."""
@@ -108,6 +115,12 @@ class Texts:
                 known.setdefault(text, len(known))
         get: Callable[[Any, int], int] = known.get
         return [get(text, NONE) for text in texts]
+
+    def of_names(self, names: Sequence[str]) -> NDArray[np.int32]:
+        """The number of each of a recorder's names by its place there; at -1 ``NONE``. Names only grow."""
+        if len(self._of_names) <= len(names):
+            self._of_names = np.array([*self.indices(names), NONE], dtype=np.int32)
+        return self._of_names
 
     def take_new(self) -> list[str]:
         """Those that came since the last call."""
@@ -144,6 +157,29 @@ def pack_spans(spans: Iterable[Span], origin_ns: int, texts: Texts) -> Packed:
         kind=("u1", [_KIND_CODE[one] for one in category]),
         depth=("u1", [min(one, 255) for one in depth]),
     )
+
+
+def pack_span_columns(spans: SpanColumns, origin_ns: int, texts: Texts) -> Packed:
+    """What :func:`pack_spans` makes of the same spans."""
+    kind = _KIND_OF_CATEGORY[spans.category]
+    shown = np.flatnonzero(kind != NONE)
+    number, notes = texts.of_names(spans.names), np.full(len(spans), NONE, dtype=np.int32)
+    for place, args in spans.args.items():
+        notes[place] = texts.indices([_args_text(args)])[0]
+    columns: dict[str, tuple[str, NDArray[Any]]] = {
+        "start": ("f8", spans.start_ns - origin_ns),
+        "end": ("f8", spans.end_ns - origin_ns),
+        "enqueued": ("f8", np.where(spans.is_device, spans.enqueued_ns - origin_ns, np.nan)),
+        "iteration": ("i4", spans.iteration),
+        "name": ("i4", number[spans.name]),
+        "phase": ("i4", number[spans.phase]),
+        "lane": ("i4", number[spans.lane]),
+        "note": ("i4", notes),
+        "kind": ("u1", kind),
+        "depth": ("u1", np.minimum(spans.depth, 255)),
+    }
+    header = TableHeader(rows=len(shown), columns=[(name, kind) for name, (kind, _) in columns.items()])
+    return Packed(header, [values[shown].astype(f"<{kind}").tobytes() for kind, values in columns.values()])
 
 
 def pack_iterations(records: Sequence[IterationRecord], origin_ns: int, texts: Texts) -> Packed:
@@ -183,17 +219,20 @@ def pack_bubbles(bubbles: Sequence[Bubble], origin_ns: int, texts: Texts) -> Pac
     )
 
 
-def pack_blame(bubbles: Sequence[Bubble], rows: Iterable[BlameRow], texts: Texts) -> Packed:
+def pack_blame(groups: Iterable[tuple[Sequence[Bubble], Iterable[BlameRow]]], texts: Texts) -> Packed:
     """What the host did while nothing was enqueued, summed by label, longest first.
 
-    ``bubble`` is a place in the message's bubbles.
+    ``bubble`` is a place in the message's bubbles, those of all groups one behind the other.
     """
-    place = {bubble.index: at for at, bubble in enumerate(bubbles)}
     sums: dict[tuple[int, str], int] = {}
-    for row in rows:
-        if row.is_late:
-            key = (place[row.bubble], row.label)
-            sums[key] = sums.get(key, 0) + row.time_ns
+    num_before = 0
+    for bubbles, rows in groups:
+        place = {bubble.index: at for at, bubble in enumerate(bubbles, start=num_before)}
+        num_before += len(bubbles)
+        for row in rows:
+            if row.is_late:
+                key = (place[row.bubble], row.label)
+                sums[key] = sums.get(key, 0) + row.time_ns
     parts = sorted(sums.items(), key=lambda part: (part[0][0], -part[1], part[0][1]))
     return _packed(
         len(parts),
@@ -265,7 +304,11 @@ def _relative(time_ns: int | None, origin_ns: int) -> float:
 
 
 def _note(span: Span) -> str | None:
-    return ", ".join(f"{key}={value}" for key, value in span.args.items()) if span.args else None
+    return _args_text(span.args) if span.args else None
+
+
+def _args_text(args: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in args.items())
 
 
 def _wasted_text(record: IterationRecord) -> str | None:

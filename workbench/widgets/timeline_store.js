@@ -118,8 +118,11 @@ export class Store {
 
   addIterations(group, { rows, columns, kinds }) {
     const table = group.iterations = group.iterations || new Table(kinds);
-    for (let row = 0; row < rows; row++) group.places.set(columns.number[row], table.dropped + table.length + row);
+    const old = table.length, newest = old ? table.at[old - 1] : -Infinity;
     table.append(columns, all(rows), this.axis);
+    // Behind a run come those of its stretches that were not sent, among those that are there.
+    const first = old && this.axis.shown(columns.start[0]) < newest ? 0 : old;
+    for (let row = first; row < table.length; row++) group.places.set(table.number[row], table.dropped + row);
   }
 
   addBubbles(group, { rows, columns, kinds }, blame) {

@@ -2,32 +2,48 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from tracing.blame import blame_bubbles
+from tracing.blame import BlameRow, Bubble, blame_bubbles
+from tracing.intervals import Interval
 from tracing.records import COMPUTE_LANE, HOST_LANE, Category, IterationRecord, Span, UnfinishedWork
 from workbench.widgets.timeline_bubbles import BubbleFinder
 from workbench.widgets.timeline_data import (
     AppendMessage,
     Buffer,
     InHandEntry,
+    Packed,
     ResetMessage,
     Texts,
     message,
     pack_blame,
     pack_bubbles,
     pack_iterations,
+    pack_span_columns,
     pack_spans,
     pack_stretches,
     unfinished_entries,
 )
-from workbench.widgets.timeline_feed import News, PauseFinder, TraceFeed, TraceSource
+from workbench.widgets.timeline_feed import Glimpse, News, PauseFinder, TraceFeed, TraceSource
 
 if TYPE_CHECKING:
     from tracing.ranks import CollectiveSpan, RanksTrace
     from workbench.report import RunView
+
+_MOST_LATER = 20_000
+"""Iterations kept to be told when a run has ended, the newest: 50 ms."""
+
+_LATER_IN_A_RUN = 200
+"""Of those, told at once while a run goes on that is slow for a moment: 1 ms."""
+_MOST_ISLANDS = 500
+"""Glimpses kept whose bubbles are told when a run has ended, the newest: of a minute and a half."""
+_ISLANDS_AT_ONCE = 32
+"""Of those, told in one message: 20 ms."""
+_Found = tuple[list[Bubble], list[BlameRow]]
+"""Bubbles and what they are made of."""
 
 Outgoing = tuple[AppendMessage | ResetMessage, list[Buffer]]
 """Content and buffers of a message."""
@@ -39,6 +55,18 @@ class InHand(NamedTuple):
     iteration: int
     order: str
     reason: str
+
+
+class _Island(NamedTuple):
+    """What a glimpse has told, between stretches of which nothing was."""
+
+    recorded: Interval
+    iterations: list[IterationRecord]
+    skipped: Interval
+
+    def bubbles(self, source: TraceSource, finder: BubbleFinder) -> _Found:
+        """Found now, in spans that are read once more; what the recorder has lost has none."""
+        return finder.add(source.spans_recorded(*self.recorded), self.iterations, self.skipped)
 
 
 @dataclass(slots=True)
@@ -58,6 +86,12 @@ class _Told:
     """What was in hand at the last message."""
     begun: tuple[int, int] | None = None
     """The iteration in hand, and when it began."""
+    islands: deque[_Island] = field(default_factory=lambda: deque(maxlen=_MOST_ISLANDS))
+    """Glimpses whose bubbles are told when the run has ended."""
+    is_on_island: bool = False
+    """Whether the last message was the newest of those."""
+    later: deque[IterationRecord] = field(default_factory=lambda: deque(maxlen=_MOST_LATER))
+    """Iterations of skipped stretches that are told when the run has ended."""
 
 
 class TimelineStream:
@@ -81,32 +115,72 @@ class TimelineStream:
     def restart(self, most: int) -> list[Outgoing]:
         """Everything anew: a reset, and the newest ``most`` spans."""
         self._told = _Told(TraceFeed(self._source))
-        return [(ResetMessage(kind="reset", groups=[""]), []), self._append(self._told.feed.look(most))]
-
-    def follow(self, most: int) -> list[Outgoing]:
-        """What is new, at most the newest ``most`` spans; nothing if nothing has changed."""
         news = self._told.feed.look(most)
+        return [(ResetMessage(kind="reset", groups=[""]), []), self._append(news, news.iterations)]
+
+    def follow(self, most: int, *, is_running: bool = False) -> list[Outgoing]:
+        """What is new, at most the newest ``most`` spans; nothing if nothing has changed.
+
+        Args:
+            most: Spans at most.
+            is_running: Tell none of the bubbles that :meth:`glimpse` has left out, and few of the iterations.
+        """
+        told = self._told
+        news = told.feed.look(most)
         if news.is_new_trace:
             return self.restart(most)
-        if news.is_empty and self._told.standing == (news.unfinished, self._in_hand()):
+        is_same = news.is_empty and told.standing == (news.unfinished, self._in_hand())
+        if is_same and (is_running or not (told.later or told.islands)):
             return []
-        return [self._append(news)]
+        later = _some_of(told.later, _LATER_IN_A_RUN if is_running else None)
+        return [self._append(news, [*later, *news.iterations], is_running)]
 
-    def _append(self, news: News) -> Outgoing:
+    @property
+    def is_behind(self) -> bool:
+        """Whether :meth:`follow` has more to tell though nothing is recorded any more."""
+        return bool(self._told.islands or self._told.later)
+
+    def glimpse(self, most: int) -> list[Outgoing]:
+        """The newest ``most`` spans of a run that has recorded more since the last message, for a third of the time.
+
+        Iterations of the stretch before them and the bubbles in them come by :meth:`follow` when nothing runs: a quick
+        engine has a hundred iterations between two looks, of which the page shows the newest few.
+        """
+        told = self._told
+        seen = told.feed.glimpse(most)
+        if seen is None:
+            return self.follow(most, is_running=True)
+        told.later += seen.earlier
+        told.islands.append(_Island(seen.recorded, seen.iterations, seen.skipped))
+        told.is_on_island = told.left_out = True
+        spans = pack_span_columns(seen.spans, _origin(told, seen), told.texts)
+        return [self._message(seen, spans, seen.iterations, [])]
+
+    def _append(self, news: News, iterations: Sequence[IterationRecord], is_running: bool = False) -> Outgoing:
+        told = self._told
+        found = []
+        if told.is_on_island:  # what is new may go on from there
+            found.append(told.islands.pop().bubbles(self._source, told.bubbles))
+            told.is_on_island = False
+        found.append(told.bubbles.add(news.spans, news.iterations, news.skipped))
+        for _ in range(0 if is_running else min(_ISLANDS_AT_ONCE, len(told.islands))):
+            found.append(told.islands.pop().bubbles(self._source, BubbleFinder()))
+        told.left_out |= news.skipped is not None and news.skipped[0] < news.skipped[1]
+        return self._message(news, pack_spans(news.spans, _origin(told, news), told.texts), iterations, found)
+
+    def _message(
+        self, news: News | Glimpse, spans: Packed, iterations: Sequence[IterationRecord], found: Sequence[_Found]
+    ) -> Outgoing:
         told, current = self._told, self._in_hand()
         origin_ns = _origin(told, news)
-        bubbles, blame = told.bubbles.add(news.spans, news.iterations, news.skipped)
-        tables = {
-            "spans": pack_spans(news.spans, origin_ns, told.texts),
-            "iterations": pack_iterations(news.iterations, origin_ns, told.texts),
-            "bubbles": pack_bubbles(bubbles, origin_ns, told.texts),
-            "blame": pack_blame(bubbles, blame, told.texts),
-            "pauses": pack_stretches(told.pauses.add(news), origin_ns),
-            "skipped": pack_stretches([news.skipped] if news.skipped else [], origin_ns),
-        }
+        tables = {"spans": spans, "iterations": pack_iterations(iterations, origin_ns, told.texts)}
+        if any(bubbles for bubbles, _ in found):
+            tables["bubbles"] = pack_bubbles([one for bubbles, _ in found for one in bubbles], origin_ns, told.texts)
+            tables["blame"] = pack_blame(found, told.texts)
+        tables["pauses"] = pack_stretches(told.pauses.add(news), origin_ns)
+        tables["skipped"] = pack_stretches([news.skipped] if news.skipped else [], origin_ns)
         told.standing = (news.unfinished, current)
         told.num_appended += 1
-        told.left_out |= news.skipped is not None and news.skipped[0] < news.skipped[1]
         return message(
             tables,
             seq=told.num_appended - 1,
@@ -118,9 +192,15 @@ class TimelineStream:
         )
 
 
-def _origin(told: _Told, news: News) -> int:
+def _some_of(later: deque[IterationRecord], most: int | None) -> list[IterationRecord]:
+    """Take the oldest of them; None: all."""
+    return [later.popleft() for _ in range(len(later) if most is None else min(most, len(later)))]
+
+
+def _origin(told: _Told, news: News | Glimpse) -> int:
     """The trace's first moment, as far as it was seen; it never changes afterwards."""
     if told.origin_ns is None:
+        assert isinstance(news, News), "a glimpse comes behind a look"
         starts = [span.start_ns for span in news.spans] + [record.begin_ns for record in news.iterations]
         starts += [work.enqueued_ns for work in news.unfinished]
         if not starts:
@@ -129,7 +209,7 @@ def _origin(told: _Told, news: News) -> int:
     return told.origin_ns
 
 
-def _in_hand_entry(told: _Told, current: InHand | None, news: News, origin_ns: int) -> InHandEntry | None:
+def _in_hand_entry(told: _Told, current: InHand | None, news: News | Glimpse, origin_ns: int) -> InHandEntry | None:
     if current is None:
         told.begun = None
         return None
@@ -140,7 +220,14 @@ def _in_hand_entry(told: _Told, current: InHand | None, news: News, origin_ns: i
     )
 
 
-def _begin_of(iteration: int, news: News) -> int:
+def _begin_of(iteration: int, news: News | Glimpse) -> int:
+    if isinstance(news, Glimpse):
+        spans = news.spans
+        begins = [
+            spans.start_ns[place] for place in (spans.iteration == iteration).nonzero()[0] if not spans.is_device[place]
+        ]
+        return int(min(begins, default=news.now_ns))
+
     def is_its(span: Span) -> bool:
         return span.lane == HOST_LANE and span.iteration == iteration
 
@@ -211,7 +298,7 @@ def _group_messages(names: list[str], groups: Sequence[_Kept], origins_ns: Seque
             "spans": pack_spans(spans, origin_ns, texts),
             "iterations": pack_iterations(records, origin_ns, texts),
             "bubbles": pack_bubbles(blame.bubbles, origin_ns, texts),
-            "blame": pack_blame(blame.bubbles, blame.rows, texts),
+            "blame": pack_blame([(blame.bubbles, blame.rows)], texts),
         }
         rest = {"seq": group, "group": group, "unfinished": [], "inHand": None, "now": 0.0}
         sent.append(message(tables, texts=texts.take_new(), **rest))

@@ -1,7 +1,7 @@
 // The stretch of time in view, and how it is moved.
 
 const LEAST = 200;  // ns
-const NEWEST = 6;  // iterations that following shows at first
+const NEWEST = 6;  // iterations that following shows at first, or those behind the last stretch that was not sent
 const MARGIN = 0.02, COMING = 0.24;  // room at the right: behind the newest, and for work that has not ended
 
 export class View {
@@ -35,8 +35,8 @@ export class View {
 
   newestLength(from, to) {
     const begins = this.store.groups.flatMap((group) => {
-      const table = group.iterations;
-      return table && table.length > NEWEST ? [table.at[table.length - NEWEST]] : [];
+      const table = group.iterations, skipped = group.skipped[group.skipped.length - 1];
+      return table && table.length > NEWEST ? [Math.max(table.at[table.length - NEWEST], skipped ? this.store.axis.shown(skipped[1]) : from)] : [];
     });
     const begin = begins.length === this.store.groups.length ? Math.min(...begins) : from;
     return Math.max(to - begin, LEAST) * (this.store.isBusy ? 1 / (1 - COMING) : 1 + 2 * MARGIN);

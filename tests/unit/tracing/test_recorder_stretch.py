@@ -45,6 +45,41 @@ def check_every_stretch(recorder: Recorder) -> None:
         assert recorder.spans_recorded(begin_ns, end_ns) == expected
 
 
+def check_newest_columns(recorder: Recorder) -> None:
+    """They are the newest spans, however many are asked for."""
+    for newest in (0, 1, 7, 60, 10_000):
+        columns = recorder.newest_columns(newest)
+        spans = recorder.spans(newest)
+        assert [columns.span(place) for place in range(len(columns))] == spans
+        assert columns.recorded_ns.tolist() == [recorded_ns(span) for span in spans]
+
+
+class TestNewestColumns:
+    def test_are_the_newest_spans_without_work_that_has_not_ended(self) -> None:
+        recorder = Recorder(nvtx=False)
+        timings = filled(recorder, 50)
+        for timing in timings[:20] + timings[22:-3]:
+            timing.is_done = True
+        recorder.counter("rows", 3.5)
+        recorder.instant("pause", request="story-3")
+        check_newest_columns(recorder)
+
+    def test_once_the_ring_has_gone_round(self) -> None:
+        recorder = Recorder(nvtx=False, capacity=61)
+        for timing in filled(recorder, 50):
+            timing.is_done = True
+        assert recorder.num_recorded == 200
+        check_newest_columns(recorder)
+
+    def test_stay_as_they_were_read(self) -> None:
+        recorder = Recorder(nvtx=False, capacity=10)
+        filled(recorder, 2)
+        columns = recorder.newest_columns(10)
+        before = [columns.span(place) for place in range(len(columns))]
+        filled(recorder, 20)
+        assert [columns.span(place) for place in range(len(columns))] == before
+
+
 class TestSpansRecorded:
     def test_are_those_that_were_recorded_in_it(self) -> None:
         recorder = Recorder(nvtx=False)

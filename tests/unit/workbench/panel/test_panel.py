@@ -293,14 +293,16 @@ class TestFollowing:
             panel.redraw(in_passing=True)
             ((carried),) = (message["content"]["carried"] for message in sent)
             assert carried.keys() == {"bar", "strip", "rows"}
-            assert carried["bar"] == panel.views.bar()
+            assert carried["bar"].items() <= panel.views.bar().items()
+            assert {"place", "iterations"} <= carried["bar"].keys()
+            assert not {"model", "can", "badges"} & carried["bar"].keys()  # those have not changed
             assert [row["output_tokens"] for row in carried["rows"]["rows"]] == [
                 row["output_tokens"] for row in panel.views.pane("requests")["rows"]
             ]
             sent.clear()
             panel.redraw()
             (bar,) = (message["state"] for message in sent if "bar" in message.get("state", {}))
-            assert bar == {"bar": carried["bar"], "strip": carried["strip"]}
+            assert bar == {"bar": panel.views.bar(), "strip": panel.views.strip()}
 
     def test_a_run_that_has_nothing_to_do_is_shown_whole_within_a_second(self) -> None:
         """Nothing new was seen behind a redraw in passing, so what it had left out was never made up for."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.unit.workbench.panel.loops import run_in_turns, turns_loop
-from workbench.panel.ticker import LONGEST_S, Ticker
+from workbench.panel.ticker import LONGEST_S, PERIOD_S, Ticker
 
 
 class Page:
@@ -104,6 +104,34 @@ class TestPace:
 
         run_in_turns(work())
         assert len(page.drawn) >= 5 * 20
+
+    def test_looks_that_come_late_make_the_next_ones_no_later(self) -> None:
+        """The engine's slice lay between two looks each time, and was paid for with a rest that had to be shorter."""
+        page = Changing()
+
+        async def work() -> float:
+            await run_for(0, page)
+            for _ in range(1_000):
+                turns_loop().work(0.02)
+                await asyncio.sleep(0)
+            return turns_loop().time()
+
+        turns_s = run_in_turns(work())
+        assert len(page.drawn) == pytest.approx(turns_s / PERIOD_S, rel=0.02)
+
+    def test_what_is_known_to_be_behind_is_drawn_without_a_look(self) -> None:
+        page = Page()
+
+        async def work() -> None:
+            ticker = await run_for(1, page)
+            page.stamp = None  # type: ignore[method-assign, assignment]
+            ticker.is_behind = True
+            await asyncio.sleep(PERIOD_S)
+            assert not ticker.is_behind
+            ticker.stop()
+
+        run_in_turns(work())
+        assert page.drawn == [0, 0]
 
     def test_nothing_is_drawn_while_nothing_changes(self) -> None:
         page = Page()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import re
 from typing import Any
 
@@ -94,6 +95,33 @@ class TestHandedOn:
         assert handed == {"bar": {"state": "running"}, "pace": 2.0}
         assert sent == []
         assert bar.pace == 2.0
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_fields_put_into_what_a_page_has_are_the_whole_whichever_messages_it_missed(
+        self, seed: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A page that hears all, and one that hears of what is handed on only now and then."""
+        chance, bar = random.Random(seed), PanelBar()
+        sent = self.sent_by(bar, monkeypatch)
+        faithful: dict[str, Any] = {}
+        other: dict[str, Any] = {}
+        for _ in range(60):
+            view = {name: chance.randint(0, 1) for name in ("state", "clock", "iterations")}
+            sent.clear()
+            if chance.random() < 0.8:
+                with bar.handed_on() as handed:
+                    bar.strip = view
+                faithful |= handed.get("strip", {})
+                if handed and chance.random() < 0.5:
+                    other |= handed["strip"]
+                    assert other == view
+            else:
+                with bar.hold_sync():
+                    bar.strip = view
+                for message in sent:
+                    faithful, other = dict(message["strip"]), dict(message["strip"])
+                    assert other == view
+            assert faithful == view
 
     def test_traits_are_sent_with_the_next_message_once_though_they_stayed_as_they_are(
         self, monkeypatch: pytest.MonkeyPatch

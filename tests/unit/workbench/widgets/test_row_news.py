@@ -18,7 +18,9 @@ from workbench.widgets.row_news import RowNews, with_news
 
 def view_of(rows: dict[str, int], left_out: int = 0) -> RequestsView:
     """Rows by name, each with one value that may change."""
-    made: list[Any] = [{"request_id": name, "kv_len": value} for name, value in rows.items()]
+    made: list[Any] = [
+        {"request_id": name, "kv_len": value, "blocks": [*range(3 * value)]} for name, value in rows.items()
+    ]
     return RequestsView(rows=made, left_out=left_out, hint="" if rows else "no request yet")
 
 
@@ -52,6 +54,26 @@ class TestNews:
         assert list(sent) == ["requests_news"]
         assert [row["request_id"] for row in sent["requests_news"]["rows"]] == ["r3", "r7"]
         assert sent["requests_news"]["order"] is None
+
+    def test_have_of_such_a_row_what_changed_and_of_its_blocks_those_that_were_added(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of a long request they were half of what a redraw sent."""
+        wire = Wire(monkeypatch)
+        made: list[Any] = [
+            {"request_id": name, "state": "decode", "kv_len": 16, "blocks": [4]} for name in ("r1", "r2", "r3", "r4")
+        ]
+
+        def view(**fields: Any) -> RequestsView:
+            return RequestsView(rows=[made[0], {**made[1], **fields}, *made[2:]], left_out=0, hint="")
+
+        wire.show(view())
+        more, others = view(kv_len=48, blocks=[4, 7, 9]), view(kv_len=48, blocks=[5])
+        assert wire.show(more)["requests_news"]["rows"] == [{"request_id": "r2", "kv_len": 48, "more_blocks": [7, 9]}]
+        assert wire.panes.shown("requests") == more
+        assert wire.show(others)["requests_news"]["rows"] == [{"request_id": "r2", "kv_len": 48, "blocks": [5]}]
+        assert wire.panes.shown("requests") == others
+        assert "requests" in wire.show(view(blocks=[4, *range(10, 30)]))  # a new picture is shorter
 
     def test_tell_order_new_rows_and_removals(self, monkeypatch: pytest.MonkeyPatch) -> None:
         wire = Wire(monkeypatch)

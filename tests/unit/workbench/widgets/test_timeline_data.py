@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from tests.unit.tracing.traces import batch, detail, device, phase, record, wait
-from tests.unit.workbench.widgets.timeline_worlds import Reader, work
+from tests.unit.workbench.widgets.timeline_worlds import Reader, columns_of, work
 from tracing.blame import blame_bubbles
 from tracing.records import Category, GraphUse, Span
 from tracing.void_words import void_words
@@ -18,6 +18,7 @@ from workbench.widgets.timeline_data import (
     pack_blame,
     pack_bubbles,
     pack_iterations,
+    pack_span_columns,
     pack_spans,
     unfinished_entries,
 )
@@ -50,6 +51,24 @@ class TestSpans:
         assert [row["depth"] for row in found] == [0, 1, 0]
         assert found[2]["enqueued"] == 300
         assert math.isnan(found[0]["enqueued"])
+
+    def test_are_packed_alike_from_columns(self) -> None:
+        instant = {"category": Category.INSTANT, "lane": "host", "start_ns": 950, "end_ns": 950}
+        counter = {**instant, "category": Category.COUNTER, "value": 3.0}
+        spans = [
+            device("forward", 900, 3_900, 6, enqueued=800),
+            Span(name="rewind", args={"accepted": 3, "drafts": 8}, **instant),
+            Span(name="rows", **counter),
+            phase("resolve", 1_000, 5_000, 7),
+            wait(1_500, 4_000, 7),
+            Span(name="pause", args={"accepted": 3, "drafts": 8}, **instant),
+        ]
+        texts, others = Texts(), Texts()
+        first = rows("spans", pack_spans(spans, 500, texts), texts)
+        other = rows("spans", pack_span_columns(columns_of(spans), 500, others), others)
+
+        assert repr(other) == repr(first)  # NaN is not itself
+        assert other[1]["note"] == "accepted=3, drafts=8"
 
     def test_keep_single_nanoseconds_however_long_the_machine_runs(self) -> None:
         texts, origin = Texts(), 10**17
@@ -119,7 +138,7 @@ class TestBubbles:
         blame, texts = blame_bubbles(spans, [record(0, 0, 95), record(1, 95, 310)]), Texts()
         tables = {
             "bubbles": pack_bubbles(blame.bubbles, 0, texts),
-            "blame": pack_blame(blame.bubbles, blame.rows, texts),
+            "blame": pack_blame([(blame.bubbles, blame.rows)], texts),
         }
 
         reader = Reader().read([message(tables, texts=texts.take_new(), **REST)])

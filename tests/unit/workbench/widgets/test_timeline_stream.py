@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
+
 from tests.unit.tracing.traces import device, phase, record
 from tests.unit.workbench.widgets.timeline_worlds import HandTrace, Reader, work
 from tests.unit.workbench.worlds import make_session
+from tracing.records import IterationRecord, Span
 from workbench.report import RunView
 from workbench.widgets.timeline import in_hand
 from workbench.widgets.timeline_stream import InHand, TimelineStream, run_messages
@@ -106,6 +111,86 @@ class TestStream:
         assert reader.tables["skipped"] == [{"start": 10, "end": 501}]
         assert len(reader.tables["spans"]) == 101
         assert "skipped" not in Reader().read(stream.restart(MANY)).tables
+
+
+def step_of(number: int, first_ns: int) -> tuple[list[Span], IterationRecord]:
+    """An iteration of 1,000 ns; its device work begins late, so that there is a bubble."""
+    base = first_ns + 1_000 * number
+    spans = [
+        device("forward", base + 200, base + 890, number, enqueued=base + 150),
+        phase("prepare", base, base + 300, number),
+        phase("resolve", base + 300, base + 900, number),
+    ]
+    return spans, record(number, base, base + 950, order="overlap", reason="decode only")
+
+
+def go_on(trace: HandTrace, count: int, first_ns: int = 0) -> None:
+    for number in range(len(trace.records), len(trace.records) + count):
+        spans, one = step_of(number, first_ns)
+        trace.recorded += spans
+        trace.records.append(one)
+
+
+class TestGlimpses:
+    def both(self, counts: Sequence[int]) -> tuple[Reader, Reader]:
+        """What is told by looks, and by glimpses with one look behind them, of the same runs."""
+        trace = HandTrace()
+        streams, readers = (TimelineStream(trace), TimelineStream(trace)), (Reader(), Reader())
+        go_on(trace, 3)
+        for stream, reader in zip(streams, readers, strict=True):
+            reader.read(stream.restart(MANY))
+        for count in counts:
+            go_on(trace, count)
+            readers[0].read(streams[0].follow(12))
+            readers[1].read(streams[1].glimpse(12))
+        while streams[1].is_behind:
+            readers[1].read(streams[1].follow(12))
+        return readers
+
+    @pytest.mark.parametrize("counts", [[40], [40, 40, 40], [40, 2, 2, 40, 3], [4, 40, 1], [40] * 70])
+    def test_tell_with_a_look_behind_them_what_looks_tell(self, counts: list[int]) -> None:
+        looks, glimpses = self.both(counts)
+
+        assert len(looks.tables["bubbles"]) > len(counts)
+        for table in ("spans", "iterations", "bubbles", "skipped"):
+            assert sorted(map(repr, glimpses.tables[table])) == sorted(map(repr, looks.tables[table]))
+        assert sorted(glimpses.causes) == sorted(looks.causes)
+
+    def test_tell_of_a_run_the_newest_alone(self) -> None:
+        trace = HandTrace()
+        go_on(trace, 3)
+        stream = TimelineStream(trace)
+        reader = Reader().read(stream.restart(MANY))
+        go_on(trace, 100)
+        reader.read(stream.glimpse(12))
+
+        assert reader.column("iterations", "number") == [0, 1, 2, 99, 100, 101, 102]
+        assert len(reader.tables["spans"]) == 9 + 12
+        assert len(reader.tables["bubbles"]) == 2  # of the three iterations before it
+        assert stream.is_behind
+        assert stream.left_out
+
+    def test_of_what_is_no_more_than_that_leave_nothing_out(self) -> None:
+        trace = HandTrace()
+        stream = TimelineStream(trace)
+        go_on(trace, 3)
+        reader = Reader().read(stream.glimpse(12))
+        go_on(trace, 3)
+        reader.read(stream.glimpse(12))
+
+        assert reader.column("iterations", "number") == list(range(6))
+        assert len(reader.tables["bubbles"]) == 5
+        assert not stream.is_behind
+
+    def test_begin_anew_after_the_trace_was_cleared(self) -> None:
+        trace = HandTrace()
+        stream = TimelineStream(trace)
+        go_on(trace, 30)
+        stream.glimpse(12)
+        trace.clear()
+        go_on(trace, 20, first_ns=100_000)
+
+        assert stream.glimpse(12)[0][0]["kind"] == "reset"
 
 
 class TestRuns:

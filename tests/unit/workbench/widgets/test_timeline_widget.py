@@ -63,6 +63,29 @@ class TestUpdate:
         assert len(reader.tables["skipped"]) == 1
         assert reader.column("iterations", "number") == list(range(41))
 
+    def test_sends_in_a_run_the_newest_few_and_behind_it_every_iteration(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of a quick engine's run each update told a hundred iterations, and their bubbles; the page shows five."""
+        with make_session() as session:
+            session.submit([[1, 2, 3]] * 3, max_tokens=200, ignore_eos=True)
+            widget = HeardWidget(session)
+            widget.load()
+            session.step()
+            widget.update()
+            with monkeypatch.context() as patch:
+                patch.setattr(Session, "state", "running")
+                for _ in range(3):
+                    session.run(30)
+                    widget._pace = 0.0  # however long these took here
+                    widget.update()
+            assert widget.is_behind
+            assert len(Reader().read(widget.heard).tables["iterations"]) < 40
+            widget.update()
+            reader = Reader().read(widget.heard)
+
+        assert sorted(reader.column("iterations", "number")) == list(range(91))
+        assert not widget.is_behind
+        assert widget.left_out
+
     def test_may_send_as_much_as_takes_a_hundredth_of_the_time_since_the_last(self) -> None:
         assert affordable_spans(0.2, most=100_000) == 120
         assert affordable_spans(1.0, most=100_000) == 600

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from tracing.columns import CATEGORIES, SpanColumns
 from tracing.records import IterationRecord, Span, UnfinishedWork
 from workbench.widgets.timeline_feed import recorded_ns
 from workbench.widgets.timeline_stream import Outgoing
@@ -27,6 +28,10 @@ class HandTrace:
     """And how many records of iterations."""
 
     @property
+    def num_recorded(self) -> int:
+        return len(self.recorded) + len(self.works)
+
+    @property
     def lost_spans(self) -> int:
         return max(0, len(self.recorded) - self.capacity)
 
@@ -38,6 +43,12 @@ class HandTrace:
         self.spans_read += len(found)
         return sorted(found, key=lambda span: (span.start_ns, -span.end_ns, span.depth))
 
+    def newest_columns(self, newest: int) -> SpanColumns:
+        return columns_of(self.spans(newest))
+
+    def spans_recorded(self, begin_ns: int, end_ns: int) -> list[Span]:
+        return [span for span in self.spans() if begin_ns <= recorded_ns(span) <= end_ns]
+
     def running(self) -> list[UnfinishedWork]:
         return list(self.works)
 
@@ -48,6 +59,29 @@ class HandTrace:
 
     def clear(self) -> None:
         self.recorded, self.records, self.works = [], [], []
+
+
+def columns_of(spans: Sequence[Span]) -> SpanColumns:
+    """The same as columns, as a recorder gives them."""
+    names = sorted({name for span in spans for name in (span.name, span.lane, span.phase) if name is not None})
+
+    def column(values: Iterable[int]) -> Any:
+        return np.array(list(values), dtype=np.int64)
+
+    return SpanColumns(
+        names=names,
+        name=column(names.index(span.name) for span in spans),
+        category=column(CATEGORIES.index(span.category) for span in spans),
+        lane=column(names.index(span.lane) for span in spans),
+        start_ns=column(span.start_ns for span in spans),
+        end_ns=column(span.end_ns for span in spans),
+        iteration=column(span.iteration for span in spans),
+        depth=column(span.depth for span in spans),
+        phase=column(-1 if span.phase is None else names.index(span.phase) for span in spans),
+        enqueued_ns=column(span.enqueued_ns or 0 for span in spans),
+        args={place: span.args for place, span in enumerate(spans) if span.args},
+        values={place: span.value for place, span in enumerate(spans) if span.value is not None},
+    )
 
 
 def _noted(one: Span | UnfinishedWork) -> int:
@@ -69,6 +103,8 @@ class Reader:
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.tables: dict[str, list[dict[str, Any]]] = {}
+        self.causes: list[tuple[float, str, float]] = []
+        """What is to blame for bubbles: start of the bubble, label and time."""
         self.seqs: list[int] = []
         self.last: Any = None
 
@@ -81,6 +117,7 @@ class Reader:
             self.seqs.append(content["seq"])
             self.texts += content["texts"]
             left = b"".join(buffers)
+            num_bubbles, num_causes = (len(self.tables.get(name, [])) for name in ("bubbles", "blame"))
             for name, header in content["tables"].items():
                 columns = {}
                 for column, kind in header["columns"]:
@@ -90,6 +127,9 @@ class Reader:
                 assert len(rows) == header["rows"]
                 self.tables.setdefault(name, []).extend(rows)
             assert not left
+            for row in self.tables.get("blame", [])[num_causes:]:
+                bubble = self.tables["bubbles"][num_bubbles + row["bubble"]]
+                self.causes.append((bubble["start"], row["label"], row["time"]))
         return self
 
     def _values(self, column: str, kind: str, buffer: Any) -> list[Any]:
