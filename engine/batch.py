@@ -209,6 +209,5 @@ class ForwardBatch(NamedTuple):
 
     def logits_rows(self, hidden_TE: Tensor) -> Tensor:
         """The hidden states that become logits, [L, E]: all of them, as they are, where every row decodes one token."""
-        shape = self.shape
-        is_all = shape.decode_width == 1 and shape.num_decode == shape.num_tokens == self.logits_idx_L.shape[0]
+        is_all = self.shape.decode_width == 1 and self.shape.num_decode == self.shape.num_tokens
         return hidden_TE if is_all else hidden_TE.index_select(0, self.logits_idx_L)
