@@ -96,26 +96,23 @@ def alone(*, normed_only: bool = True) -> Patches:
 
 
 def cut(name: str) -> Patches:
-    """Tiles named by the product: ``16496x3072:32-512-4-512`` in outputs, inputs, and then a tile's four numbers."""
+    """Tiles named by the product: ``16496x3072:32-512-4-512`` in outputs, inputs, and a tile's numbers.
+
+    ``one`` before it: of one row; ``parts``: behind norms of parts.
+    """
     size, numbers = name.split(":")
     tile = Tile(*map(int, numbers.split("-")))
-    wanted = tuple(map(int, size.removeprefix("one").removeprefix("parts").split("x")))
+    prefix = size.rstrip("0123456789x")
+    wanted = tuple(map(int, size.removeprefix(prefix).split("x")))
+    table, first = {"one": ("one_row_tile", 0), "parts": ("parts_normed_tile", 1), "": ("few_rows_tile", 1)}[prefix]
 
     def made(plain: Callable[..., Tile | None]) -> Callable[..., Tile | None]:
         def found(*sizes: int, **kinds: bool) -> Tile | None:
-            own = sizes[:2] if size.startswith("one") else sizes[1:3]
-            return tile if own == wanted else plain(*sizes, **kinds)
+            return tile if sizes[first : first + 2] == wanted else plain(*sizes, **kinds)
 
         return found
 
-    kind = (
-        "one_row_tile"
-        if size.startswith("one")
-        else "parts_normed_tile"
-        if size.startswith("parts")
-        else "few_rows_tile"
-    )
-    return [(fused, kind, made)]
+    return [(fused, table, made)]
 
 
 def step(limit: int) -> Patches:

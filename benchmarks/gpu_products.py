@@ -5,8 +5,8 @@
 
 A product is timed with what the decoder has around it, in a graph that runs it over many weights in turn, so that none
 is in the cache; ``gpu_forward.py`` times whole forwards. A pool of processes fills Triton's cache first. What wins is
-written by hand into ``engine/kernels/triton_products.py``. A tile is printed as outputs n, inputs k, warps w and
-prefetch p, times are µs.
+written by hand into ``engine/kernels/triton_products.py``. A tile is printed as outputs n, inputs k, warps w,
+prefetch p and splits x, times are µs.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def report(results: list[tuple[Case, float]]) -> None:
 
 
 def short(tile: Tile) -> str:
-    names = zip("nkwp", asdict(tile).values(), strict=True)
+    names = zip("nkwpx", asdict(tile).values(), strict=True)
     return " ".join(f"{letter}{value}" for letter, value in names)
 
 

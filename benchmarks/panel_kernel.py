@@ -165,8 +165,7 @@ class Bench:
         """
         session = self.session
         if is_shown:
-            self.panel._is_off_page = False  # as a cell that shows it anew
-            self.panel.redraw()
+            self.panel._repr_mimebundle_()  # as a cell that shows it anew
         else:
             self.panel.leave_page()
         fill(session)

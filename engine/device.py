@@ -12,6 +12,8 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
@@ -41,6 +43,12 @@ class Copy(Protocol):
     def __call__(self, *counts: int) -> object:
         """Enqueue it, of each part so many elements of each field; of everything without counts."""
         ...
+
+
+@cache
+def has_triton() -> bool:
+    """Whether kernels of our own can be had: CUDA devices copy with one, and make decode forwards' inputs."""
+    return find_spec("triton") is not None
 
 
 class Timing(ABC):
@@ -133,9 +141,9 @@ class Device(ABC):
         Bound once, so that a step's copy makes no tensor and no view.
 
         Args:
-            target: [bytes] uint8, a multiple of 16.
+            target: [bytes] uint8, a multiple of 8.
             source: The same.
-            parts: None, or three that are all there is to copy.
+            parts: Of which calls count the elements: three, or none at all.
         """
 
     @abstractmethod

@@ -6,14 +6,13 @@ import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from engine.device import Copy, Device, Event, Part, Stream, Timing, TracedForwards, Work
+from engine.device import Copy, Device, Event, Part, Stream, Timing, TracedForwards, Work, has_triton
 from engine.device_clock import EventClock
 from engine.errors import ConfigError
 
@@ -278,7 +277,7 @@ class CudaDevice(Device):
     def bind_copy(self, target: Tensor, source: Tensor, parts: Sequence[Part] = ()) -> Copy:
         """By a kernel where Triton is there: an engine for copies makes the kernels around it wait."""
         assert isinstance(self.compute, CudaStream)
-        enqueue = _bound_kernel(target, source, parts) if find_spec("triton") is not None else None
+        enqueue = _bound_kernel(target, source, parts) if has_triton() else None
         with torch.cuda.stream(self.compute.stream):
             # Once as torch does it: so it knows that freed memory may still be read on this stream.
             target.copy_(source, non_blocking=True)

@@ -283,7 +283,6 @@ def copy_keeping_the_interpreter(target: Tensor, source: Tensor, parts: Sequence
     does not, and the views are made once.
     """
     into, out_of = target.numpy().data.cast("B"), source.numpy().data.cast("B")
-
     begins = [range(part.offset, part.offset + part.num_fields * part.stride, part.stride) for part in parts]
 
     def copy(*counts: int) -> None:
@@ -291,7 +290,7 @@ def copy_keeping_the_interpreter(target: Tensor, source: Tensor, parts: Sequence
             into[:] = out_of
             return
         for places, count in zip(begins, counts, strict=True):
-            for begin in places if count else ():
+            for begin in places:
                 taken = slice(begin, begin + 8 * count)
                 into[taken] = out_of[taken]
 

@@ -17,7 +17,7 @@ from engine.attention.base import AttentionPlanner, PlannerLimits, PrefillRows
 from engine.batch import BatchDimensions, BatchShape, PrefillPlan
 from engine.columns import DeviceColumns, WideRows
 from engine.config import ResolvedConfig
-from engine.device import Device, Stream, Timing, TracedForwards, Work
+from engine.device import Device, Stream, Timing, TracedForwards, Work, has_triton
 from engine.errors import ConfigError
 from engine.graph_gate import COMES_BACK, CONTINUING_CHUNK, is_gated
 from engine.graphs import GraphSet, graph_list
@@ -61,7 +61,6 @@ from engine.speculative import Speculator, Verified
 from engine.staging import Field, HostSlab, Slab
 from engine.step_function import (
     StepFunction,
-    has_decode_inputs,
     has_slots,
     layer_states,
     make_caches,
@@ -149,7 +148,7 @@ class Runner:
         self._known: DecodeBatch | None = None
         """The decode batch of the step before."""
         self.graphs = self._graph_set(graph_list(config, resolved.max_sequence_length) if sizes is None else sizes)
-        self.enters_blocks = device.kind == "cuda" and has_decode_inputs() and not self.num_drafts
+        self.enters_blocks = device.kind == "cuda" and has_triton() and not self.num_drafts
         """Whether captured decode forwards enter new blocks into the block table themselves."""
         device.synchronize()  # weights and buffers were filled on other streams
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,7 +10,7 @@ from torch import Tensor
 
 from engine.batch import BatchShape, ForwardBatch, PrefillPlan, RoutingTape, Snapshots
 from engine.config import EngineConfig, RoutingReplayMode
-from engine.device import Device
+from engine.device import Device, has_triton
 from engine.errors import ConfigError
 from engine.models.base import (
     PLAIN_STATES,
@@ -44,15 +42,9 @@ NUM_PLAIN_INPUTS, NUM_DRAFT_INPUTS, NUM_STATE_INPUTS = 12, 3, 5
 given."""
 
 
-@cache
-def has_decode_inputs() -> bool:
-    """Whether the kernel that makes a decode forward's inputs at once can be had."""
-    return find_spec("triton") is not None
-
-
 def is_fusable(tensor: Tensor) -> bool:
     """Whether the inputs of a forward over decode rows alone are made by one kernel where ``tensor`` lies."""
-    return tensor.is_cuda and has_decode_inputs()
+    return tensor.is_cuda and has_triton()
 
 
 class StepFunction:

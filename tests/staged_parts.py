@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from engine.device import Device
 from engine.plan import step_fields
@@ -55,3 +56,22 @@ def check_everything_arrives(device: Device) -> None:
 
     for name, staged in half.fields.items():
         assert np.array_equal(slab.device_fields[name].cpu().numpy(), staged), name
+
+
+class StagedParts:
+    """Tests for files that have a fixture ``device``."""
+
+    @pytest.mark.parametrize(("rows", "has_seldom", "tokens"), COUNTS)
+    @pytest.mark.parametrize("decode_width", [1, 3])
+    def test_what_is_counted_arrives_and_nothing_else(
+        self, device: Device, rows: int, has_seldom: bool, tokens: int, decode_width: int
+    ) -> None:
+        check_parts_arrive(device, rows, has_seldom, tokens, decode_width)
+
+    @pytest.mark.parametrize("decode_width", [1, 3])
+    def test_fields_of_odd_sizes_arrive_too(self, device: Device, decode_width: int) -> None:
+        check_parts_arrive(device, 7, True, 101, decode_width, limits=(7, 101))
+        check_parts_arrive(device, 3, False, 9, decode_width, limits=(7, 101))
+
+    def test_without_counts_everything_arrives(self, device: Device) -> None:
+        check_everything_arrives(device)

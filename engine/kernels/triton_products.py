@@ -51,7 +51,7 @@ def one_row_tile(outputs: int, inputs: int, *, is_swiglu: bool = False) -> Tile:
         inputs: Columns of the weight matrix.
         is_swiglu: Whether a program reads two rows of the matrix for each output.
     """
-    if is_large(outputs * (2 if is_swiglu else 1) * inputs):
+    if is_large(num_weights(outputs, inputs, is_swiglu)):
         if inputs >= 4096 or is_swiglu:
             return Tile(block_n=2 if is_swiglu else 4, block_k=2048 if inputs >= 4096 else 1024, num_warps=8)
         return Tile(block_n=2 if inputs >= 2048 else 4, block_k=1024, num_warps=4)
@@ -80,10 +80,10 @@ def few_rows_tile(
         is_normed: Whether a norm comes before it, else it is added to the residual.
         is_swiglu: Whether a program reads two rows of the matrix for each output.
     """
-    num_weights = outputs * (2 if is_swiglu else 1) * inputs
-    if rows > FEW_ROWS or (rows > 8 and num_weights > (MANY if is_normed else MANY_ADDED)):
+    weights = num_weights(outputs, inputs, is_swiglu)
+    if rows > FEW_ROWS or (rows > 8 and weights > (MANY if is_normed else MANY_ADDED)):
         return None
-    tile = _normed_tile(outputs, num_weights, is_swiglu) if is_normed else _added_tile(rows, outputs, inputs)
+    tile = _normed_tile(outputs, weights, is_swiglu) if is_normed else _added_tile(rows, outputs, inputs)
     return divided(tile, inputs)
 
 
@@ -94,8 +94,8 @@ def parts_normed_tile(rows: int, outputs: int, inputs: int, num_parts: int) -> T
     return divided(Tile(16 if outputs < 4096 else 32, 128 * num_parts, num_parts), inputs, least_warps=num_parts)
 
 
-def _normed_tile(outputs: int, num_weights: int, is_swiglu: bool) -> Tile:
-    if is_large(num_weights):
+def _normed_tile(outputs: int, weights: int, is_swiglu: bool) -> Tile:
+    if is_large(weights):
         return Tile(32 if is_swiglu else 64, 128, 2)
     if is_swiglu or outputs <= 4096:
         return Tile(16, 512, 4, prefetch=512)
@@ -127,9 +127,14 @@ def divided(tile: Tile, inputs: int, least_warps: int = 1) -> Tile | None:
     return tile
 
 
-def is_large(num_weights: int) -> bool:
+def num_weights(outputs: int, inputs: int, is_swiglu: bool) -> int:
+    """Of a product's matrix, which with SwiGLU has two rows for each output."""
+    return outputs * (2 if is_swiglu else 1) * inputs
+
+
+def is_large(weights: int) -> bool:
     """Whether a product takes so long that starting it early only costs."""
-    return num_weights >= 1 << 26
+    return weights >= 1 << 26
 
 
 def one_row(
@@ -192,10 +197,13 @@ def few_rows(
     splits, has_parts = tile.splits, num_parts > 1
     assert num_parts in (1, splits * tile.num_warps), f"a warp's inputs are one part, got {num_parts} parts"
     assert splits == 1 or activation is None, "only whole sums can be activated"
-    tiles, block_m = -(-outputs // tile.block_n), max(8, power_of_two(rows))
+    tiles = -(-outputs // tile.block_n)
     assert splits == 1 or tiles <= MOST_TILES, f"{MOST_TILES} tiles of a split product at most, got {tiles}"
-    sums = None if splits == 1 else x_TI.new_empty(tiles * splits * tile.block_n * block_m, dtype=torch.float32)
     parts = {"norm": norm is not None, "bias": bias is not None, "residual": residual is not None}
+    options = few_rows_options(tile, rows, outputs, inputs, activation=activation, has_parts=has_parts, **parts)
+    sums = None
+    if splits > 1:
+        sums = x_TI.new_empty(tiles * splits * tile.block_n * options["BLOCK_M"], dtype=torch.float32)
     triton_few_rows.few_rows_kernel[(tiles, splits)](
         x_TI,
         weight_OI,
@@ -208,7 +216,7 @@ def few_rows(
         norm.eps if norm else 0.0,
         rows,
         outputs,
-        **few_rows_options(tile, rows, outputs, inputs, activation=activation, has_parts=has_parts, **parts),
+        **options,
     )
     return out
 
@@ -218,8 +226,9 @@ def one_row_options(
 ) -> dict[str, Any]:
     """Compile-time constants of a product of one row."""
     parts = {"norm": norm, "bias": bias, "residual": residual}
-    shared = _options(tile, outputs, inputs, activation=activation, **parts)
-    return {**shared, "BLOCK_K": tile.block_k, "num_stages": 1}
+    shared = _options(tile, inputs, activation=activation, **parts)
+    start = NOT_OVERLAPPED if is_large(num_weights(outputs, inputs, activation == "swiglu")) else overlapped()
+    return {**shared, **start, "BLOCK_K": tile.block_k, "num_stages": 1}
 
 
 def few_rows_options(
@@ -236,20 +245,20 @@ def few_rows_options(
 ) -> dict[str, Any]:
     """Compile-time constants of a product of a few rows."""
     parts = {"norm": norm, "bias": bias, "residual": residual}
-    shared = _options(tile, outputs, inputs, activation=activation, **parts)
+    shared = _options(tile, inputs, activation=activation, **parts)
+    is_swiglu = activation == "swiglu"  # else what is large is a head, the last to run, and may start early
+    starts_late = is_swiglu and is_large(num_weights(outputs, inputs, is_swiglu))
     own = {"HAS_PARTS": has_parts, "BLOCK_M": max(8, power_of_two(rows)), "BLOCK_K": tile.block_k // tile.num_warps}
-    early = {} if activation == "swiglu" else overlapped()  # a head, which is the last to run, may start early
-    return {**shared, **own, **early, "SPLITS": tile.splits}
+    return {**shared, **own, **(NOT_OVERLAPPED if starts_late else overlapped()), "SPLITS": tile.splits}
 
 
 def _options(
-    tile: Tile, outputs: int, inputs: int, *, norm: bool, bias: bool, residual: bool, activation: Activation | None
+    tile: Tile, inputs: int, *, norm: bool, bias: bool, residual: bool, activation: Activation | None
 ) -> dict[str, Any]:
     ahead = 0
     if tile.prefetch:
         piece = 8 * (32 * tile.num_warps // tile.block_n)
         ahead = min(tile.prefetch, inputs // tile.splits - tile.block_k) // piece * piece
-    num_weights = outputs * (2 if activation == "swiglu" else 1) * inputs
     return {
         "INPUTS": inputs,
         "HAS_NORM": norm,
@@ -260,7 +269,6 @@ def _options(
         "WARPS": tile.num_warps,
         "BLOCK_N": tile.block_n,
         "num_warps": tile.num_warps,
-        **(NOT_OVERLAPPED if is_large(num_weights) else overlapped()),
     }
 
 

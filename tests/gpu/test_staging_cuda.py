@@ -7,7 +7,7 @@ import torch
 
 from engine.device_cuda import CudaDevice
 from engine.staging import Field, Slab
-from tests.staged_parts import COUNTS, check_everything_arrives, check_parts_arrive
+from tests.staged_parts import StagedParts
 
 pytestmark = pytest.mark.gpu
 
@@ -19,22 +19,8 @@ def device() -> CudaDevice:
     return CudaDevice()
 
 
-@pytest.mark.parametrize(("rows", "has_seldom", "tokens"), COUNTS)
-@pytest.mark.parametrize("decode_width", [1, 3])
-def test_what_is_counted_arrives_and_nothing_else(
-    device: CudaDevice, rows: int, has_seldom: bool, tokens: int, decode_width: int
-) -> None:
-    check_parts_arrive(device, rows, has_seldom, tokens, decode_width)
-
-
-@pytest.mark.parametrize("decode_width", [1, 3])
-def test_fields_of_odd_sizes_arrive_too(device: CudaDevice, decode_width: int) -> None:
-    check_parts_arrive(device, 7, True, 101, decode_width, limits=(7, 101))
-    check_parts_arrive(device, 3, False, 9, decode_width, limits=(7, 101))
-
-
-def test_without_counts_everything_arrives(device: CudaDevice) -> None:
-    check_everything_arrives(device)
+class TestStagedParts(StagedParts):
+    """On CUDA."""
 
 
 def test_what_the_host_wrote_last_is_what_arrives(device: CudaDevice) -> None:

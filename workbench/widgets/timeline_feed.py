@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from tracing.columns import CATEGORIES, SpanColumns
 from tracing.intervals import Interval
-from tracing.records import Category, IterationRecord, Span, UnfinishedWork
+from tracing.records import HOST_LANE, Category, IterationRecord, Span, UnfinishedWork
 
 _FIRST_LOOK = 64
 """Newest records asked for at first; doubled until they reach back to what is known."""
@@ -54,6 +54,15 @@ class News:
         """Whether nothing at all was recorded."""
         return not (self.spans or self.iterations)
 
+    def busy(self) -> list[Interval]:
+        """What was spent on work, on any lane."""
+        return [(span.start_ns, span.end_ns) for span in self.spans if span.category is not Category.COUNTER]
+
+    def begin_of(self, iteration: int) -> int:
+        """When the host began with it, as far as is told here; else now."""
+        begins = (span.start_ns for span in self.spans if span.lane == HOST_LANE and span.iteration == iteration)
+        return min(begins, default=self.now_ns)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glimpse:
@@ -70,6 +79,20 @@ class Glimpse:
     """No span of this stretch comes any more."""
     recorded: Interval
     """When the first and the last of the spans were recorded."""
+    is_new_trace: Literal[False] = False
+    """As of :class:`News`: of a trace begun anew there is none."""
+
+    def busy(self) -> list[Interval]:
+        """As of :class:`News`."""
+        spans = self.spans
+        is_work = spans.category != CATEGORIES.index(Category.COUNTER)
+        return list(zip(spans.start_ns[is_work].tolist(), spans.end_ns[is_work].tolist(), strict=True))
+
+    def begin_of(self, iteration: int) -> int:
+        """As of :class:`News`."""
+        spans = self.spans
+        begins = spans.start_ns[(spans.iteration == iteration) & ~spans.is_device]
+        return int(begins.min()) if begins.size else self.now_ns
 
 
 class _Window(NamedTuple):
@@ -254,10 +277,10 @@ class PauseFinder:
 
     def add(self, news: News | Glimpse) -> list[Interval]:
         """The pauses that ended with what is new, in order. A stretch that was skipped is not one."""
-        busy = _busy_of(news)
+        busy = news.busy()
         if news.unfinished:
             busy.append((min(work.enqueued_ns for work in news.unfinished), news.now_ns))
-        if isinstance(news, News) and news.is_new_trace:
+        if news.is_new_trace:
             self._busy_until_ns = None
         until_ns = self._busy_until_ns
         if news.skipped is not None:
@@ -269,14 +292,6 @@ class PauseFinder:
             until_ns = end_ns if until_ns is None else max(until_ns, end_ns)
         self._busy_until_ns = until_ns
         return pauses
-
-
-def _busy_of(news: News | Glimpse) -> list[Interval]:
-    if isinstance(news, News):
-        return [(span.start_ns, span.end_ns) for span in news.spans if span.category is not Category.COUNTER]
-    spans = news.spans
-    is_work = spans.category != CATEGORIES.index(Category.COUNTER)
-    return list(zip(spans.start_ns[is_work].tolist(), spans.end_ns[is_work].tolist(), strict=True))
 
 
 def recorded_ns(span: Span) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tracing.blame import BlameRow, Bubble, blame_bubbles
 from tracing.intervals import Interval
-from tracing.records import COMPUTE_LANE, HOST_LANE, Category, IterationRecord, Span, UnfinishedWork
+from tracing.records import COMPUTE_LANE, Category, IterationRecord, Span, UnfinishedWork
 from workbench.widgets.timeline_bubbles import BubbleFinder
 from workbench.widgets.timeline_data import (
     AppendMessage,
@@ -214,24 +214,10 @@ def _in_hand_entry(told: _Told, current: InHand | None, news: News | Glimpse, or
         told.begun = None
         return None
     if told.begun is None or told.begun[0] != current.iteration:
-        told.begun = (current.iteration, _begin_of(current.iteration, news))
+        told.begun = (current.iteration, news.begin_of(current.iteration))
     return InHandEntry(
         iteration=current.iteration, order=current.order, reason=current.reason, begin=told.begun[1] - origin_ns
     )
-
-
-def _begin_of(iteration: int, news: News | Glimpse) -> int:
-    if isinstance(news, Glimpse):
-        spans = news.spans
-        begins = [
-            spans.start_ns[place] for place in (spans.iteration == iteration).nonzero()[0] if not spans.is_device[place]
-        ]
-        return int(min(begins, default=news.now_ns))
-
-    def is_its(span: Span) -> bool:
-        return span.lane == HOST_LANE and span.iteration == iteration
-
-    return min((span.start_ns for span in news.spans if is_its(span)), default=news.now_ns)
 
 
 def run_messages(runs: Sequence[RunView], most: int) -> list[Outgoing]:

@@ -16,7 +16,7 @@ from engine.device_host import InlineDevice, ThreadDevice
 from engine.plan import NO_NEW_BLOCKS, NewBlocks, step_fields
 from engine.runner import Runner
 from engine.staging import Field, Slab
-from tests.staged_parts import COUNTS, check_everything_arrives, check_parts_arrive
+from tests.staged_parts import StagedParts
 
 
 @pytest.fixture(params=["inline", "cpu"])
@@ -26,22 +26,8 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
     made.close()
 
 
-@pytest.mark.parametrize(("rows", "has_seldom", "tokens"), COUNTS)
-@pytest.mark.parametrize("decode_width", [1, 3])
-def test_what_is_counted_arrives_and_nothing_else(
-    device: Device, rows: int, has_seldom: bool, tokens: int, decode_width: int
-) -> None:
-    check_parts_arrive(device, rows, has_seldom, tokens, decode_width)
-
-
-@pytest.mark.parametrize("decode_width", [1, 3])
-def test_fields_of_odd_sizes_arrive_too(device: Device, decode_width: int) -> None:
-    check_parts_arrive(device, 7, True, 101, decode_width, limits=(7, 101))
-    check_parts_arrive(device, 3, False, 9, decode_width, limits=(7, 101))
-
-
-def test_without_counts_everything_arrives(device: Device) -> None:
-    check_everything_arrives(device)
+class TestStagedParts(StagedParts):
+    """On the CPU devices."""
 
 
 def test_counts_are_of_all_parts(device: Device) -> None:

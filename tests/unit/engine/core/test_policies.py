@@ -25,7 +25,7 @@ from engine.phases import Phase
 from engine.request import Request, SamplingParams
 from tests.bug_kind_world import MODES
 from tests.oracle_reference import VOCAB
-from tests.oracle_world import World, loaded_oracle, play, shared_prompt
+from tests.oracle_world import SMALL, World, loaded_oracle, play, shared_prompt
 
 PARAMS = SamplingParams(max_tokens=6, temperature=1.0, seed=1, ignore_eos=True)
 LENGTHS = (40, 3, 25, 9, 60, 1, 17, 12, 33, 5)
@@ -35,16 +35,7 @@ def policy_world(
     admission: Any = first_come_first_served, graph_list: Any = captured_by_default, **options: Any
 ) -> World:
     """The oracle's small engine, invariants on, with policies."""
-    config: dict[str, Any] = {
-        "device": "inline",
-        "block_size": 4,
-        "num_blocks": 60,
-        "max_requests": 4,
-        "max_batch_tokens": 120,
-        "max_sequence_length": 100,
-        "debug_invariants": True,
-    }
-    engine = Engine(loaded_oracle(), EngineConfig(**{**config, **options}), admission=admission, graph_list=graph_list)
+    engine = Engine(loaded_oracle(), EngineConfig(**{**SMALL, **options}), admission=admission, graph_list=graph_list)
     if isinstance(admission, LongestHitFirst):
         admission.engine = engine
     return World(engine)
