@@ -163,7 +163,7 @@ class SampleLauncher:
     def capture(self, shape: BatchShape, replay: Callable[[], Tensor]) -> None:
         """Capture the plain draws from the logits of a captured decode forward; blocks. Nothing may be live yet.
 
-        Does nothing where the sampler has no single kernel for them.
+        Does nothing where the sampler does not draw them in place.
         """
         for is_greedy in (True, False):
             needs = SamplingNeeds.of([SamplingParams(temperature=0.0 if is_greedy else 1.0)], self._processed)

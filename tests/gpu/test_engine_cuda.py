@@ -80,13 +80,14 @@ class TestDeviceTimes:
             engine.generate(PROMPTS, MIX, progress=False)
             engine.device.synchronize()
             spans = [span for span in engine.recorder.spans() if span.category.value == "device"]
-            begins = {record.iteration: record.begin_ns for record in engine.recorder.iterations()}
+            records = engine.recorder.iterations()
+            begins = {record.iteration: record.begin_ns for record in records}
 
             bound_ns = engine.device.clock_error_ns
 
         assert spans
         assert bound_ns is not None
-        assert 0 < bound_ns < 100_000
+        assert 0 < bound_ns < records[-1].end_ns - records[0].begin_ns, "it says nothing"
         for span in spans:
             assert span.end_ns > span.start_ns
             assert span.start_ns > begins[span.iteration] - bound_ns

@@ -54,7 +54,7 @@ def needs_for(temperatures: list[float]) -> SamplingNeeds:
 class TestDrawKernel:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
     @pytest.mark.parametrize("temperatures", [[0.0], [0.6], [0.0, 0.7, 1.3, 40.0, 1e-4]])
-    @pytest.mark.parametrize(("rows", "vocab"), [(1, 151_936), (7, 49_152), (256, 151_936), (5, 33)])
+    @pytest.mark.parametrize(("rows", "vocab"), [(1, 151_936), (7, 49_152), (256, 151_936), (5, 33), (2, 300_001)])
     def test_draws_what_the_reference_draws(
         self, rows: int, vocab: int, temperatures: list[float], dtype: torch.dtype
     ) -> None:
@@ -77,17 +77,21 @@ class TestDrawKernel:
         assert (columns.ints[:, 1] == positions + 1).all()
 
     def test_greedy_takes_the_lowest_id_of_equals(self) -> None:
-        logits = torch.zeros(3, 20_000, device=CUDA, dtype=torch.bfloat16)
+        logits = torch.zeros(5, 20_000, device=CUDA, dtype=torch.bfloat16)
         logits[0, [9_000, 18_000]] = logits[1, [19_999, 3]] = 5.0
-        results = torch.zeros(3, 3, dtype=torch.int64, device=CUDA)
+        logits[3] = logits[4] = -1.0
+        logits[3, [100, 15_000]] = torch.tensor([-0.0, 0.0], device=CUDA, dtype=torch.bfloat16)
+        logits[4, [7, 16_000]] = -0.5  # a part each
+        results = torch.zeros(3, 5, dtype=torch.int64, device=CUDA)
 
-        TritonSampler().draw_in_place(logits, None, make_columns(3, [0.0]), results, needs_for([0.0]))
+        TritonSampler().draw_in_place(logits, None, make_columns(5, [0.0]), results, needs_for([0.0]))
 
-        assert results[0].tolist() == [9_000, 3, 0]
+        assert results[0].tolist() == [9_000, 3, 0, 100, 7]
 
-    def test_a_bad_row_is_flagged_alone(self) -> None:
-        logits = torch.randn(4, 1000, device=CUDA)
-        logits[0, 5], logits[1, 7] = float("nan"), float("inf")
+    @pytest.mark.parametrize("place", [5, 99_999])
+    def test_a_bad_row_is_flagged_alone(self, place: int) -> None:
+        logits = torch.randn(4, 100_000, device=CUDA)
+        logits[0, place], logits[1, place] = float("nan"), float("inf")
         logits[2] = float("-inf")
         results = torch.zeros(3, 4, dtype=torch.int64, device=CUDA)
 
