@@ -70,8 +70,8 @@ class EngineConfig:
     """Prompt plus output of one request. None: the model's limit, at most ``max_batch_tokens`` unless prompts are read
     in chunks."""
     sampling_backend: Literal["auto", "torch", "triton", "flashinfer"] = "auto"
-    """``torch`` is the reference and runs everywhere. On CUDA ``triton`` draws rows without filters by kernels of its own, and
-    ``flashinfer`` finds the filters' borders as well. Same stream in all of them."""
+    """``torch`` is the reference and runs everywhere. On CUDA ``triton`` draws rows without filters by kernels of its
+    own, and ``flashinfer`` finds the filters' borders as well. Same stream in all of them."""
     attention_backend: Literal["auto", "torch", "triton", "flashinfer"] = "auto"
     """``torch`` is the reference and runs everywhere. ``triton``: CUDA, bfloat16 and float16; the operations around
     attention are fused kernels then, too. ``flashinfer``: FlashInfer's kernels, XQA for decode rows, and FA3 for
