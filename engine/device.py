@@ -89,17 +89,13 @@ class Stream(ABC):
     name: str
 
     @abstractmethod
-    def launch(
-        self, work: Work, *, timed: bool = False, sleep_s: float = 0.0, follows: Timing | None = None
-    ) -> Timing | None:
+    def launch(self, work: Work, *, timed: bool = False, sleep_s: float = 0.0) -> Timing | None:
         """Enqueue ``work``; returns its timing if ``timed``.
 
         Args:
             work: What to run in stream order.
             timed: Whether to take its times.
             sleep_s: Delays it on the CPU devices.
-            follows: Timing of what was launched on this stream just before, in one go with this: on CUDA this work
-                begins where that ends, and one event serves both.
         """
 
     @abstractmethod

@@ -26,64 +26,62 @@ LONGEST_LAUNCH_NS = 5_000_000
 long (``sys.getswitchinterval``), maybe after the launch. Launches under a profiler take up to 2.3 ms."""
 
 
-class CudaTiming(Timing):
-    """A pair of timing events, placed on the host clock by an anchor of that time. Reading never waits.
+class CudaMark:
+    """A timing event, recorded on a stream at once, and the anchor that places it on the host clock.
 
-    Work that follows other work of the same launch begins where that ended, and shares its event. On an idle device
-    the start event passes as soon as it is recorded, while the host still launches the work behind it: so a start lies
-    no earlier than the first launch, where that is known. Events go back to the device once nobody holds this any more:
-    making one costs more than recording it.
+    The event goes back to the device once nobody holds this any more: making one costs more than recording it.
     """
 
-    __slots__ = ("_anchor", "_device", "_end", "_follows", "_start", "not_before_ns")
+    __slots__ = ("_anchor", "_device", "event")
 
-    def __init__(self, device: CudaDevice, follows: CudaTiming | None) -> None:
+    def __init__(self, device: CudaDevice, stream: Any) -> None:
         self._device = device
         self._anchor = device.clock.anchor
-        self._follows = follows
-        self.not_before_ns = 0
-        """Host time before which nothing of the work can have run."""
-        self._start: Any = device.timing_event() if follows is None else follows._end
-        self._end: Any = device.timing_event()
+        self.event: Any = device.timing_event()
+        self.event.record(stream)
 
     def __del__(self) -> None:
-        self._device.timing_events.append(self._end)
-        if self._follows is None:
-            self._device.timing_events.append(self._start)
+        self._device.timing_events.append(self.event)
 
-    def begin(self, stream: Any) -> None:
-        """Record the start, unless it is shared."""
-        if self._follows is None:
-            self._start.record(stream)
+    @property
+    def ns(self) -> int:
+        """When it passed, which it must have."""
+        return self._device.clock.place(self._anchor, self.event)
 
-    def end(self, stream: Any) -> None:
-        """Record the end."""
-        self._end.record(stream)
+
+class CudaTiming(Timing):
+    """Two marks. Reading never waits.
+
+    The first one may be the end of what was enqueued before; or it passes on an idle device as soon as it is recorded,
+    while the host still launches the work behind it. So a start lies no earlier than the first launch, or where that is
+    not known, than the moment at which the host began.
+    """
+
+    __slots__ = ("_end", "_not_before_ns", "_start")
+
+    def __init__(self, start: CudaMark, end: CudaMark, not_before_ns: int) -> None:
+        self._start, self._end, self._not_before_ns = start, end, not_before_ns
 
     def done(self) -> bool:
-        return bool(self._end.query())
+        return bool(self._end.event.query())
 
     @property
     def start_ns(self) -> int:
-        return max(self.not_before_ns, self._device.clock.place(self._anchor, self._start))
+        return max(self._not_before_ns, self._start.ns)
 
     @property
     def end_ns(self) -> int:
-        return max(self.not_before_ns, self._device.clock.place(self._anchor, self._end))
-
-    def event(self) -> CudaEvent:
-        """Its end, as an event to wait for; keeps the pair from being used anew."""
-        return CudaEvent(self._device, self._end, self)
+        return max(self._not_before_ns, self._end.ns)
 
 
 class CudaEvent(Event):
-    """A CUDA event, one of its own without timing or the end of timed work."""
+    """A CUDA event, one of its own without timing or that of a mark, which is kept from being used anew."""
 
-    __slots__ = ("_device", "_owner", "event")
+    __slots__ = ("_device", "_mark", "event")
 
-    def __init__(self, device: Device, event: Any, owner: CudaTiming | None = None) -> None:
+    def __init__(self, device: Device, event: Any, mark: CudaMark | None = None) -> None:
         self._device = device
-        self._owner = owner
+        self._mark = mark
         self.event = event
 
     def done(self) -> bool:
@@ -102,37 +100,33 @@ class CudaStream(Stream):
         self._device = device
         self.stream = torch.cuda.Stream(device.torch_device)
         self._entered = _OnStream(device, self)
-        self._newest: CudaTiming | None = None
-        """Of the work enqueued last, if that was timed: its end is then this stream's newest event."""
+        self._newest: CudaMark | None = None
+        """Behind what was enqueued last, if that was timed."""
 
-    def launch(
-        self, work: Work, *, timed: bool = False, sleep_s: float = 0.0, follows: Timing | None = None
-    ) -> Timing | None:
+    def launch(self, work: Work, *, timed: bool = False, sleep_s: float = 0.0) -> Timing | None:
         device = self._device
         device.raise_error()
         if device.current is self:
-            return self._run(work, timed, follows)
+            return self._run(work, timed)
         with self._entered:
-            return self._run(work, timed, follows)
+            return self._run(work, timed)
 
-    def _run(self, work: Work, timed: bool, follows: Timing | None) -> Timing | None:
+    def _run(self, work: Work, timed: bool) -> Timing | None:
+        device, start = self._device, self._newest
         self._newest = None
         if not timed:
             work()
             return None
-        assert follows is None or isinstance(follows, CudaTiming)
-        timing = CudaTiming(self._device, follows)
-        timing.begin(self.stream)
-        self._device.first_launch_ns = None
+        if start is None:
+            start = CudaMark(device, self.stream)
+        begin_ns, device.first_launch_ns = time.perf_counter_ns(), None
         work()
-        timing.end(self.stream)
-        timing.not_before_ns = self._device.first_launch_ns or 0
-        self._newest = timing
-        return timing
+        self._newest = end = CudaMark(device, self.stream)
+        return CudaTiming(start, end, device.first_launch_ns or begin_ns)
 
     def record(self) -> Event:
         if self._newest is not None:
-            return self._newest.event()
+            return CudaEvent(self._device, self._newest.event, self._newest)
         event = torch.cuda.Event()
         event.record(self.stream)
         return CudaEvent(self._device, event)

@@ -89,9 +89,7 @@ class InlineStream(Stream):
         self.name = name
         self._device = device
 
-    def launch(
-        self, work: Work, *, timed: bool = False, sleep_s: float = 0.0, follows: Timing | None = None
-    ) -> Timing | None:
+    def launch(self, work: Work, *, timed: bool = False, sleep_s: float = 0.0) -> Timing | None:
         timing = HostTiming() if timed else None
         with torch.inference_mode():
             run_work(self._device, work, timing, sleep_s, kept=Exception)
@@ -140,9 +138,7 @@ class ThreadStream(Stream):
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.worker = Worker(name, self._queue, num_threads)
 
-    def launch(
-        self, work: Work, *, timed: bool = False, sleep_s: float = 0.0, follows: Timing | None = None
-    ) -> Timing | None:
+    def launch(self, work: Work, *, timed: bool = False, sleep_s: float = 0.0) -> Timing | None:
         self._require_open()
         timing = HostTiming() if timed else None
         device, closing = self._device, self.worker.closing

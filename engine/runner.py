@@ -201,11 +201,10 @@ class Runner:
         name: str,
         work: Work,
         sleep_s: float = 0.0,
-        follows: Timing | None = None,
     ) -> Timing | None:
         sleep_s += self.device.op_sleep_s.get(name, 0.0)
         with self.recorder.phase(name) if name in CATEGORY_OF_DETAIL else nullcontext():
-            timing = stream.launch(work, timed=self.recorder.enabled, sleep_s=sleep_s, follows=follows)
+            timing = stream.launch(work, timed=self.recorder.enabled, sleep_s=sleep_s)
         if timing is not None:
             self.recorder.device(name, stream.name, self.iteration, timing)
         return timing
@@ -479,19 +478,19 @@ class Runner:
 
     def _launch_planned(self, plan: Plan, name: str) -> Logits:
         compute, logits = self.device.compute, Logits(in_graph=plan.graph is not None)
-        published = self._launch(compute, "publish", lambda: self._publish(plan))
+        self._launch(compute, "publish", lambda: self._publish(plan))
         plan.half.copied = compute.record()
         if self.given_routing is not None:
             self.given_routing.note_copied(plan.half.copied)
         sleep_s = self.resolved.config.op_sleep_s
         if plan.graph is None:
             work = self._together("forward", self._eager_work(plan, logits), is_dummy=name != "forward")
-            self._launch(compute, name, work, sleep_s, published)
+            self._launch(compute, name, work, sleep_s)
         else:
             replay, issued = self._replay_work(plan, logits), self._issued.get(plan.shape, ())
             work = self._together("forward", replay, issued, is_dummy=name != "forward")
             with self.recorder.phase("replay"):
-                self._launch(compute, name, work, sleep_s, published)
+                self._launch(compute, name, work, sleep_s)
         return logits
 
     def _together(self, purpose: str, work: Work, issued: Sequence[Collective] = (), *, is_dummy: bool = False) -> Work:

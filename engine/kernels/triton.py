@@ -123,7 +123,15 @@ class TritonKernels:
         tables = torch.empty((2, positions_T.shape[0], 1, half), dtype=torch.float32, device=positions_T.device)
         cos, sin = tables[0], tables[1]
         elementwise.rotation_tables_kernel[(positions_T.shape[0],)](
-            positions_T, frequencies, cos, sin, attention_factor, HALF=half, BLOCK=power_of_two(half), num_warps=1
+            positions_T,
+            frequencies,
+            cos,
+            sin,
+            attention_factor,
+            HALF=half,
+            BLOCK=power_of_two(half),
+            num_warps=1,
+            **overlapped(),
         )
         return cos, sin
 

@@ -80,8 +80,13 @@ def swiglu_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, USE_PDL
 
 
 @triton.jit
-def rotation_tables_kernel(positions, frequencies, cos, sin, factor, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def rotation_tables_kernel(
+    positions, frequencies, cos, sin, factor, HALF: tl.constexpr, BLOCK: tl.constexpr, USE_PDL: tl.constexpr
+):
     """One program a token."""
+    if USE_PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     token = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     inside = column < HALF

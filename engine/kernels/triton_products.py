@@ -108,7 +108,7 @@ def _added_tile(rows: int, outputs: int, inputs: int) -> Tile:
     if outputs <= 2560 and inputs >= 4096:
         return Tile(16, 2048, 8, prefetch=512)
     if rows <= 8 and outputs < 4096 and inputs >= 8192:
-        return Tile(32, 256, 4, prefetch=512, splits=4)
+        return Tile(32, 256, 4, splits=4)
     if rows > 8 or inputs <= 2048:
         return Tile(16, 1024, 4, prefetch=512)
     return Tile(16 if outputs < 4096 else 32, 1024, 8, prefetch=512)

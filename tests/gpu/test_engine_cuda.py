@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
+import torch
 
 from engine import EngineConfig, SamplingParams
+from engine.device_cuda import CudaDevice
 from engine.engine import Engine
 from engine.invariants import check_device, check_idle
 from engine.phases import Order
@@ -75,6 +78,45 @@ class TestOverlapWaitsForNothing:
 
 
 class TestDeviceTimes:
+    def test_a_piece_begins_where_the_one_before_it_ended(self) -> None:
+        device = CudaDevice()
+
+        first, second = (device.compute.launch(lambda: torch.cuda._sleep(2_000_000), timed=True) for _ in range(2))
+
+        device.synchronize()
+        assert first is not None
+        assert second is not None
+        assert second.start_ns == first.end_ns
+        assert first.start_ns < second.start_ns < second.end_ns
+
+    def test_a_pause_of_the_device_belongs_to_no_piece(self) -> None:
+        device = CudaDevice()
+        device.compute.launch(lambda: torch.cuda._sleep(1000), timed=True)
+        device.synchronize()
+        time.sleep(0.02)
+        launched_ns = time.perf_counter_ns()
+
+        piece = device.compute.launch(lambda: torch.cuda._sleep(1000), timed=True)
+
+        device.synchronize()
+        assert piece is not None
+        assert launched_ns <= piece.start_ns < piece.end_ns
+
+    @pytest.mark.parametrize("stream", ["compute", "copy"])
+    def test_nor_does_untimed_work_or_a_wait(self, stream: str) -> None:
+        device = CudaDevice()
+        device.compute.launch(lambda: torch.cuda._sleep(1000), timed=True)
+        other = getattr(device, stream)
+        launched_ns = time.perf_counter_ns()
+        other.launch(lambda: torch.cuda._sleep(50_000_000))
+        device.compute.wait_for(other.record())
+
+        piece = device.compute.launch(lambda: torch.cuda._sleep(1000), timed=True)
+
+        device.synchronize()
+        assert piece is not None
+        assert piece.start_ns - launched_ns > piece.end_ns - piece.start_ns
+
     def test_device_spans_lie_on_the_host_clock(self) -> None:
         with Engine.from_pretrained("shape:tiny", EngineConfig(device="cuda", **LIMITS), progress=False) as engine:
             engine.generate(PROMPTS, MIX, progress=False)
