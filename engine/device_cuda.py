@@ -18,7 +18,7 @@ from engine.errors import ConfigError
 
 BEFORE_RETURN_NS = 10_000
 """How long before a launch returns an idle device begins with it: 9 to 14 µs for graphs on the H200 machine, where
-launching takes longer than that (docs/metrics.md); half of a launch that is shorter."""
+launching takes longer than that (docs/metrics.md); half of a launch that is shorter. A kernel begins as it returns."""
 
 
 LONGEST_LAUNCH_NS = 5_000_000
@@ -271,18 +271,19 @@ class CudaDevice(Device):
     def bind_copy(self, target: Tensor, source: Tensor, parts: Sequence[Part] = ()) -> Copy:
         """By a kernel where Triton is there: an engine for copies makes the kernels around it wait."""
         assert isinstance(self.compute, CudaStream)
-        enqueue = _bound_kernel(target, source, parts) if has_triton() else None
+        upload = _bound_upload(target, source, parts) if has_triton() else None
         with torch.cuda.stream(self.compute.stream):
             # Once as torch does it: so it knows that freed memory may still be read on this stream.
             target.copy_(source, non_blocking=True)
 
         def copy(*counts: int) -> None:
             called_ns = time.perf_counter_ns()
-            if enqueue is None:
+            if upload is None:
                 target.copy_(source, non_blocking=True)
+                self._note_launch(called_ns)
             else:
-                enqueue(counts)
-            self._note_launch(called_ns)
+                upload(*counts)
+                self._note_launch(called_ns, before_return_ns=0)
 
         return copy
 
@@ -316,10 +317,10 @@ class CudaDevice(Device):
 
         return replay
 
-    def _note_launch(self, called_ns: int) -> None:
+    def _note_launch(self, called_ns: int, before_return_ns: int = BEFORE_RETURN_NS) -> None:
         if self.first_launch_ns is None:
             returned_ns = time.perf_counter_ns()
-            began_ns = returned_ns - min(BEFORE_RETURN_NS, (returned_ns - called_ns) // 2)
+            began_ns = returned_ns - min(before_return_ns, (returned_ns - called_ns) // 2)
             self.first_launch_ns = min(began_ns, called_ns + LONGEST_LAUNCH_NS)
 
     def synchronize(self) -> None:
@@ -343,18 +344,19 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _bound_kernel(target: Tensor, source: Tensor, parts: Sequence[Part]) -> Callable[[Sequence[int]], None]:
-    from engine.kernels.triton_upload import upload
+def _bound_upload(target: Tensor, source: Tensor, parts: Sequence[Part]) -> Copy:
+    from engine.kernels.triton_upload import bind_upload
 
     words = source.view(torch.int64), target.view(torch.int64)
     size, nothing = words[0].numel(), (0, 0, 0)
     whole = (0, size, 1), nothing, nothing
     in_words = [(part.offset // 8, part.stride // 8, part.num_fields) for part in parts]
+    upload = bind_upload(*words)
 
-    def enqueue(counts: Sequence[int]) -> None:
+    def enqueue(*counts: int) -> None:
         if counts:
-            upload(*words, in_words, counts)
+            upload(in_words, counts)
         else:
-            upload(*words, whole, (size, 0, 0))
+            upload(whole, (size, 0, 0))
 
     return enqueue

@@ -14,10 +14,12 @@ MS = 1_000_000
 
 
 class Machine:
-    """One clock for host and device. An event that is recorded passes at once, as on an idle device."""
+    """One clock for host and device. An event that is recorded passes at once, as on an idle device, or later."""
 
     def __init__(self) -> None:
         self.now_ns = 0
+        self.behind_ns = 0
+        """How long behind the host the device is."""
         self.events_made = 0
 
     def perf_counter_ns(self) -> int:
@@ -32,7 +34,7 @@ class FakeEvent:
         self.passed_ns = -1
 
     def record(self, stream: Any = None) -> None:
-        self.passed_ns = self.machine.now_ns
+        self.passed_ns = self.machine.now_ns + self.machine.behind_ns
 
     def query(self) -> bool:
         return True
@@ -84,30 +86,52 @@ def working(machine: Machine, duration_ns: int) -> Any:
 
 
 class TestTimings:
-    def test_work_that_follows_begins_where_the_work_before_it_ended(self, machine: Machine) -> None:
+    @pytest.mark.parametrize("behind_ms", [0, 5])
+    def test_work_begins_where_the_work_before_it_ended_but_not_before_its_launch(
+        self, machine: Machine, behind_ms: int
+    ) -> None:
         device = make_device(machine)
+        machine.behind_ns = behind_ms * MS
         first = device.compute.launch(working(machine, 3 * MS), timed=True)
         machine.now_ns += MS
-        second = device.compute.launch(working(machine, 2 * MS), timed=True, follows=first)
+        launched_ns = machine.now_ns
+        second = device.compute.launch(working(machine, 2 * MS), timed=True)
 
         assert first is not None
         assert second is not None
-        assert second.start_ns == first.end_ns
-        assert second.end_ns - second.start_ns == 3 * MS
+        assert second.start_ns == max(first.end_ns, launched_ns)
+        assert second.end_ns - second.start_ns == (3 if behind_ms else 2) * MS
+
+    @pytest.mark.parametrize("between", ["untimed work", "a wait"])
+    def test_what_lies_between_is_no_part_of_the_work_behind_it(self, machine: Machine, between: str) -> None:
+        device = make_device(machine)
+        machine.behind_ns = 5 * MS
+        device.compute.launch(working(machine, MS), timed=True)
+        if between == "untimed work":
+            device.compute.launch(lambda: None)
+        else:
+            device.compute.wait_for(device.copy.record())
+        machine.behind_ns = 9 * MS
+        second = device.compute.launch(working(machine, MS), timed=True)
+
+        assert second is not None
+        assert second.end_ns - second.start_ns == MS
 
     def test_events_are_used_again_only_when_nobody_holds_them(self, machine: Machine) -> None:
         device = make_device(machine)
         first = device.compute.launch(working(machine, MS), timed=True)
         ready = device.compute.record()
-        second = device.compute.launch(working(machine, MS), timed=True, follows=first)
+        second = device.compute.launch(working(machine, MS), timed=True)
         made = machine.events_made
         del first
         third = device.compute.launch(working(machine, MS), timed=True)
 
-        assert machine.events_made == made + 2, "an event that is waited for was recorded anew"
-        del second, third, ready
+        assert machine.events_made == made, "the first start is free, as nobody asks for it any more"
+        fourth = device.compute.launch(working(machine, MS), timed=True)
+        assert machine.events_made == made + 1, "an event that is waited for was recorded anew"
+        del second, third, fourth, ready
         device.compute.launch(working(machine, MS), timed=True)
-        assert machine.events_made == made + 2
+        assert machine.events_made == made + 1
 
     def test_the_end_of_timed_work_is_the_streams_newest_event(self, machine: Machine) -> None:
         device = make_device(machine)
@@ -117,8 +141,8 @@ class TestTimings:
         after_wait = device.copy.record()
 
         assert isinstance(timing, CudaTiming)
-        assert event.event is timing._end  # type: ignore[attr-defined]
-        assert after_wait.event is not timing._end  # type: ignore[attr-defined]
+        assert event.event is timing._end.event  # type: ignore[attr-defined]
+        assert after_wait.event is not timing._end.event  # type: ignore[attr-defined]
 
     @pytest.mark.parametrize(
         ("launch_ns", "work_begins_after_ns"),
@@ -165,7 +189,7 @@ class TestTimings:
         assert other is not None
         assert timing.start_ns == begin_ns + 3_000
         assert isinstance(other, CudaTiming)
-        assert other.not_before_ns == 0, "a launch of the work before was taken for its own"
+        assert other.start_ns == begin_ns + 12_000, "a launch of the work before was taken for its own"
 
 
 class TestCurrentStream:
