@@ -32,11 +32,11 @@ class CudaMark:
     The event goes back to the device once nobody holds this any more: making one costs more than recording it.
     """
 
-    __slots__ = ("_anchor", "_device", "event")
+    __slots__ = ("_device", "anchor", "event")
 
     def __init__(self, device: CudaDevice, stream: Any) -> None:
         self._device = device
-        self._anchor = device.clock.anchor
+        self.anchor = device.clock.anchor
         self.event: Any = device.timing_event()
         self.event.record(stream)
 
@@ -46,7 +46,7 @@ class CudaMark:
     @property
     def ns(self) -> int:
         """When it passed, which it must have."""
-        return self._device.clock.place(self._anchor, self.event)
+        return self._device.clock.place(self.anchor, self.event)
 
 
 class CudaTiming(Timing):
@@ -54,7 +54,8 @@ class CudaTiming(Timing):
 
     The first one may be the end of what was enqueued before; or it passes on an idle device as soon as it is recorded,
     while the host still launches the work behind it. So a start lies no earlier than the first launch, or where that is
-    not known, than the moment at which the host began.
+    not known, than the moment at which the host began. Both are placed by one anchor, so that a length is right however
+    far the anchors differ.
     """
 
     __slots__ = ("_end", "_not_before_ns", "_start")
@@ -117,7 +118,7 @@ class CudaStream(Stream):
         if not timed:
             work()
             return None
-        if start is None:
+        if start is None or start.anchor is not device.clock.anchor:
             start = CudaMark(device, self.stream)
         begin_ns, device.first_launch_ns = time.perf_counter_ns(), None
         work()

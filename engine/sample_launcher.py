@@ -30,8 +30,8 @@ class Launch(Protocol):
 class SampleLauncher:
     """Owns the sampler, the buffers results pass through, and on CUDA the captured draws.
 
-    A draw of plain rows (greedy, or by temperature alone) from a captured forward is a graph of its own: its kernel
-    reads that forward's logits where they always lie, and writes rows that no request has in place of padding.
+    A draw of plain rows (greedy, or by temperature alone) from a captured forward is a graph of its own: its kernels
+    read that forward's logits where they always lie, and write rows that no request has in place of padding.
     """
 
     def __init__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from statistics import median
 from typing import Any
 
 import pytest
@@ -118,6 +119,7 @@ class TestDeviceTimes:
         assert piece.start_ns - launched_ns > piece.end_ns - piece.start_ns
 
     def test_device_spans_lie_on_the_host_clock(self) -> None:
+        run("shape:tiny", device="cuda")  # kernels are compiled then: it takes seconds, and distance makes a bound wide
         with Engine.from_pretrained("shape:tiny", EngineConfig(device="cuda", **LIMITS), progress=False) as engine:
             engine.generate(PROMPTS, MIX, progress=False)
             engine.device.synchronize()
@@ -129,7 +131,7 @@ class TestDeviceTimes:
 
         assert spans
         assert bound_ns is not None
-        assert 0 < bound_ns < records[-1].end_ns - records[0].begin_ns, "it says nothing"
+        assert 0 < bound_ns < median(record.duration_ns for record in records), "it does not tell iterations apart"
         for span in spans:
             assert span.end_ns > span.start_ns
             assert span.start_ns > begins[span.iteration] - bound_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -121,15 +122,15 @@ class TestTimings:
         device = make_device(machine)
         first = device.compute.launch(working(machine, MS), timed=True)
         ready = device.compute.record()
-        second = device.compute.launch(working(machine, MS), timed=True)
+        second, third = (device.compute.launch(working(machine, MS), timed=True) for _ in range(2))
         made = machine.events_made
-        del first
-        third = device.compute.launch(working(machine, MS), timed=True)
+        del first, second
+        fourth = device.compute.launch(working(machine, MS), timed=True)
 
         assert machine.events_made == made, "the first start is free, as nobody asks for it any more"
-        fourth = device.compute.launch(working(machine, MS), timed=True)
+        fifth = device.compute.launch(working(machine, MS), timed=True)
         assert machine.events_made == made + 1, "an event that is waited for was recorded anew"
-        del second, third, fourth, ready
+        del third, fourth, fifth, ready
         device.compute.launch(working(machine, MS), timed=True)
         assert machine.events_made == made + 1
 
@@ -183,13 +184,61 @@ class TestTimings:
 
         begin_ns = machine.now_ns
         timing = device.compute.launch(two, timed=True)
+        machine.now_ns += MS
+        launched_ns = machine.now_ns
         other = device.compute.launch(working(machine, 5_000), timed=True)
 
         assert timing is not None
         assert other is not None
         assert timing.start_ns == begin_ns + 3_000
         assert isinstance(other, CudaTiming)
-        assert other.start_ns == begin_ns + 12_000, "a launch of the work before was taken for its own"
+        assert other.start_ns == launched_ns, "a launch of the work before was taken for its own"
+
+    def test_a_copy_by_a_kernel_begins_as_its_launch_returns(self, machine: Machine) -> None:
+        device = make_device(machine)
+
+        def work() -> None:
+            called_ns = machine.now_ns
+            machine.now_ns += 30_000
+            device._note_launch(called_ns, before_return_ns=0)
+            machine.now_ns += 4_000
+
+        begin_ns = machine.now_ns
+        timing = device.compute.launch(work, timed=True)
+
+        assert timing is not None
+        assert timing.start_ns == begin_ns + 30_000
+
+    def test_behind_a_new_anchor_work_has_a_start_of_its_own(self, machine: Machine) -> None:
+        device = make_device(machine)
+        machine.behind_ns = 5 * MS
+        first = device.compute.launch(working(machine, MS), timed=True)
+        assert first is not None
+        placed = first.start_ns, first.end_ns
+        device.clock.anchor = replace(device.clock.anchor, host_ns=device.clock.anchor.host_ns - 13_000)
+
+        second = device.compute.launch(working(machine, 5_000), timed=True)
+
+        assert second is not None
+        assert second.end_ns - second.start_ns == 5_000
+        assert (first.start_ns, first.end_ns) == placed, "marks are placed by the anchor of their time"
+
+    @pytest.mark.parametrize("timed", [True, False])
+    def test_work_that_failed_is_no_part_of_the_work_behind_it(self, machine: Machine, timed: bool) -> None:
+        device = make_device(machine)
+        machine.behind_ns = 5 * MS
+        device.compute.launch(working(machine, MS), timed=True)
+
+        def fail() -> None:
+            machine.now_ns += MS
+            raise ValueError("in launched work")
+
+        with pytest.raises(ValueError, match="in launched work"):
+            device.compute.launch(fail, timed=timed)
+        behind = device.compute.launch(working(machine, MS), timed=True)
+
+        assert behind is not None
+        assert behind.end_ns - behind.start_ns == MS
 
 
 class TestCurrentStream:

@@ -183,8 +183,8 @@ class TestOverlap:
         paces = [0.0, 0.0, 0.0004, 0.002]
         launch = engine.runner._launch
 
-        def uneven(stream: Any, name: str, work: Any, sleep_s: float = 0.0, follows: Any = None) -> Any:
-            return launch(stream, name, work, sleep_s + rng.choice(paces), follows)
+        def uneven(stream: Any, name: str, work: Any, sleep_s: float = 0.0) -> Any:
+            return launch(stream, name, work, sleep_s + rng.choice(paces))
 
         engine.runner._launch = uneven  # type: ignore[method-assign]
         play(World(engine), rng, num_acts=40)
