@@ -13,7 +13,8 @@ A number is the median of stretches of steps in which all rows decode, with 576 
 512 read and half of 128 written. Legs (written as in ``benchmarks/traffic.py``) take turns, whichever goes first; every
 other leg's steps are divided by the first one's of the same turn. Without drafts there is one leg, the first.
 
-    step        wall time of an iteration; TPOT: over the tokens that a row gives in it
+    step        wall time of an iteration; TPOT: over the tokens that a row gives in it, at a forced rate those to be
+                expected, since of few rows chance draws other ones
     busy        the part of it in which the device computed: its floor
     floor       weights, keys, values and states of one plain step over the bandwidth of a copy, over those tokens
     hidden      share of the host's work during which the device computed; bubbles: share of time without device work
@@ -47,6 +48,7 @@ from benchmarks.drafting_stretches import (
     engine_config,
     forced_acceptance,
     spread,
+    tokens_expected,
 )
 from benchmarks.drafting_tables import Found, cell_line, pair_line
 from benchmarks.traffic import parse_leg
@@ -116,8 +118,9 @@ class Group:
         return times
 
     def cell(self, seat: Seat, rate: Rate, stretches: Sequence[Stretch], bandwidth: float) -> dict[str, Any]:
-        """Of one leg at one rate; tokens a step come from all stretches, as chance makes them uneven."""
-        tokens = sum(one.tokens for one in stretches) / (self.batch * self.sizes.steps * len(stretches))
+        """Of one leg at one rate; drawn tokens a step come from all stretches, as chance makes them uneven."""
+        drawn = sum(one.tokens for one in stretches) / (self.batch * self.sizes.steps * len(stretches))
+        tokens = tokens_expected(rate, self.drafts) if isinstance(rate, float) else drawn
         cached = sum(one.cached for one in stretches) / len(stretches)
         proposed, accepted = (
             [sum(counts) for counts in zip(*(getattr(one, name) for one in stretches), strict=True)]
@@ -129,7 +132,7 @@ class Group:
             **self.identity(rate),
             "leg": seat.leg.name,
             "mode": seat.leg.mode,
-            "tokens_a_step": tokens,
+            "tokens_a_step": drawn,
             "acceptance": [part / whole if whole else None for part, whole in zip(accepted, proposed, strict=True)],
             "cached": cached,
             "tpot_ms": spread([one.step_ms / tokens for one in stretches]),

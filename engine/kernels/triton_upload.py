@@ -56,7 +56,9 @@ def upload_kernel(
 
 
 def bind_upload(source: Tensor, target: Tensor) -> Callable[[Sequence[Sequence[int]], Sequence[int]], None]:
-    """What enqueues the kernel on the current stream. Compiled now, so that it is launched as it is, without Triton's look at each argument.
+    """What enqueues the kernel on the current stream.
+
+    It is compiled now, and so launched as it is, without Triton's look at each argument.
 
     Args:
         source: [words] int64, pinned host memory.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import lzma
+import math
 import re
 import textwrap
 from functools import cache
@@ -16,6 +18,7 @@ from engine.errors import ConfigError
 from engine.models.loader import SHIPPED, LoadedModel, load_model
 from engine.request import RequestOutput
 from tests.teacher import check_against_transformers
+from tools.train_shipped.corpus import library_corpus
 
 CODE = inspect.getsource(textwrap)
 PROMPTS = [CODE[:60], CODE[1000:1300], "def add(a, b):\n", "\N{SNOWMAN} = 1\n"]
@@ -54,6 +57,27 @@ class TestFolder:
         assert tokenizer is not None
         for text in (CODE[:500], "tab\tcaf\N{LATIN SMALL LETTER E WITH ACUTE} \N{SNOWMAN}\r\n", "  two  "):
             assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+class TestText:
+    def test_held_out_code_takes_fewer_bits_than_xz_makes_of_all_of_it(self) -> None:
+        """Windows from anywhere, each byte behind 1,024 others at least; the card has all of the text behind 3,072."""
+        text = b"".join(library_corpus().held_out)
+        windows = [text[first : first + 3072] for first in range(0, len(text) - 3072, len(text) // 10)]
+        limits = {"max_requests": 1, "max_batch_tokens": 4096, "max_sequence_length": 4096}
+        ask = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0, detokenize=False)
+        nats: list[float] = []
+
+        with Engine(loaded(torch.float32), EngineConfig(device="inline", **limits)) as engine:
+            for window in windows:  # a byte is its own id
+                (output,) = engine.generate([list(window)], ask, progress=False)
+                assert output.prompt_logprobs is not None
+                rows = zip(output.prompt_logprobs[1024:], window[1024:], strict=True)
+                nats += [-row[byte] for row, byte in rows if row is not None]
+
+        bits = sum(nats) / math.log(2) / len(nats)
+        assert len(nats) > 20_000
+        assert bits < 8 * len(lzma.compress(text, preset=9)) / len(text)
 
 
 class TestAnswers:

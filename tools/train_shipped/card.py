@@ -137,6 +137,9 @@ def _how_made(run: Run) -> str:
 
     {command(run)}
 
+`corpus.xz` is packed by `python -m tools.train_shipped.corpus --out corpus.xz` on the Python named here; on that one,
+`--corpus` may as well be left out.
+
 {describe(run.corpus)}.
 
 - {trained.steps} steps of {options.batch_tokens:,} tokens, {trained.tokens / 1e6:.1f} million in all

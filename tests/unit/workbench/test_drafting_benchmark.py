@@ -42,6 +42,13 @@ class TestDrafting:
             assert cell["tpot_ms"]["count"] == cell["step_ms"]["count"] == 2
             assert cell["tpot_ms"]["median"] == pytest.approx(cell["step_ms"]["median"] / cell["tokens_a_step"])
 
+    def test_divides_by_the_tokens_to_be_expected_and_not_by_those_that_chance_drew(self, tmp_path: Path) -> None:
+        found = measured(tmp_path, "--drafts", "2", "--rates", OWN, "0.5", "--batches", "1", "--repeats", "1")
+
+        cells = {cell["rate"]: cell for cell in found["cells"]}
+        for rate, tokens in ((0.5, 1.75), (OWN, cells[OWN]["tokens_a_step"])):
+            assert cells[rate]["tpot_ms"]["median"] == pytest.approx(cells[rate]["step_ms"]["median"] / tokens)
+
     def test_measures_in_the_middle_of_the_cache_that_is_asked_for(self, tmp_path: Path) -> None:
         found = measured(tmp_path, "--drafts", "1", "--rates", "1", "--cached", "60", "--repeats", "2")
 
