@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +33,6 @@ from engine.errors import (
     ConfigError,
     DeviceError,
     EngineError,
-    EnginePausedError,
     IterationFailedError,
     MidIterationError,
     RankError,
@@ -65,6 +63,7 @@ from engine.sampling import make_sampler
 from engine.sampling.base import Sampler
 from engine.sizing import resolve_config
 from engine.step_function import has_slots
+from engine.streaming import Boxes, Mailboxes, OutputStream
 from engine.table import RequestTable
 from tracing.recorder import Recorder
 
@@ -235,7 +234,7 @@ class Engine:
         self._in_hand: Iterator[Border] | None = None
         self._border: Border | None = None
         self._closed = False
-        self._mailboxes: dict[str, deque[RequestOutput]] = {}
+        self._boxes: Boxes = {}
 
     def _make_pool(self) -> BlockPool:
         if not self.config.prefix_caching:
@@ -706,10 +705,10 @@ class Engine:
             self.fleet.wake()  # also without prompts: then the others may have some
         done: dict[str, RequestOutput] = {}
         bar = tqdm(total=len(ids), desc="generate", unit="request", disable=None if progress else True)
-        with bar, self._mailbox(ids) as boxes:
+        with bar, self._mailbox(ids) as mailbox:
             while len(done) < len(ids):
                 self.step()
-                for output in _empty(boxes):
+                for output in mailbox.emptied():
                     if output.finished:
                         done[output.request_id] = output
                         bar.update()
@@ -736,7 +735,8 @@ class Engine:
         Raises:
             RequestError: at the call, not at the first output.
         """
-        return _Stream(self, self.add_request(prompt, params, stream=True))
+        request_id = self.add_request(prompt, params, stream=True)
+        return OutputStream(self._mailbox([request_id]), self.step)
 
     def astream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
         """:meth:`stream` for an event loop: several may run at once, and others get a turn after each step.
@@ -746,10 +746,10 @@ class Engine:
         request_id = self.add_request(prompt, params, stream=True)
         return self._astream(self._mailbox([request_id]))
 
-    async def _astream(self, mailbox: _Mailboxes) -> AsyncIterator[RequestOutput]:
-        with mailbox as boxes:
+    async def _astream(self, mailbox: Mailboxes) -> AsyncIterator[RequestOutput]:
+        with mailbox:
             while True:
-                for output in _empty(boxes):
+                for output in mailbox.emptied():
                     yield output
                     if output.finished:
                         return
@@ -758,12 +758,12 @@ class Engine:
                 self.step()
                 await asyncio.sleep(0)
 
-    def _mailbox(self, request_ids: Sequence[str]) -> _Mailboxes:
-        return _Mailboxes(self, request_ids)
+    def _mailbox(self, request_ids: Sequence[str]) -> Mailboxes:
+        return Mailboxes(self._boxes, self.abort, request_ids)
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
         for output in outputs:
-            box = self._mailboxes.get(output.request_id)
+            box = self._boxes.get(output.request_id)
             if box is not None:
                 box.append(output)
 
@@ -1102,73 +1102,3 @@ def _drop_what_is_half_given(request: Request) -> None:
         given = min(len(request.output_ids), len(request.logprobs))
         del request.output_ids[given:], request.logprobs[given:]
     request.drop_partial_prompt_logprobs()
-
-
-class _Mailboxes:
-    """Collects the outputs of some requests while others step the engine too; aborts those left unfinished.
-
-    It collects from its construction on: others may serve the request to its end before anyone looks.
-    """
-
-    def __init__(self, engine: Engine, request_ids: Sequence[str]) -> None:
-        self._engine = engine
-        self.boxes: dict[str, deque[RequestOutput]] = {request_id: deque() for request_id in request_ids}
-        engine._mailboxes.update(self.boxes)
-
-    def __enter__(self) -> dict[str, deque[RequestOutput]]:
-        return self.boxes
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close(abort=kind is not None)
-
-    def __del__(self) -> None:
-        self.close(abort=True)  # a stream nobody ever read from
-
-    def close(self, *, abort: bool) -> None:
-        """Collect nothing more; ``abort``: those that have not ended."""
-        while self.boxes:
-            request_id, box = self.boxes.popitem()
-            if self._engine._mailboxes.get(request_id) is box:
-                del self._engine._mailboxes[request_id]
-                if abort:
-                    self._engine.abort(request_id)
-
-
-class _Stream(Iterator[RequestOutput]):
-    """The outputs of one request, stepping the engine for them. No generator: a pause must not be its end."""
-
-    def __init__(self, engine: Engine, request_id: str) -> None:
-        self._engine = engine
-        self._mailbox = _Mailboxes(engine, [request_id])
-        self._box = self._mailbox.boxes[request_id]
-        self._is_over = False
-
-    def __next__(self) -> RequestOutput:
-        if self._is_over:
-            raise StopIteration
-        try:
-            while not self._box:
-                self._engine.step()
-        except EnginePausedError:
-            raise
-        except BaseException:
-            self.close()
-            raise
-        output = self._box.popleft()
-        if output.finished:
-            self._is_over = True
-            self._mailbox.close(abort=False)
-        return output
-
-    def close(self) -> None:
-        """Abort the request unless it has ended."""
-        self._is_over = True
-        self._mailbox.close(abort=True)
-
-
-def _empty(boxes: dict[str, deque[RequestOutput]]) -> Iterator[RequestOutput]:
-    for box in boxes.values():
-        while box:
-            yield box.popleft()

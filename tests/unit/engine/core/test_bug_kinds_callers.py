@@ -246,7 +246,7 @@ class TestStreams:
         first, second = engine.stream([1], GREEDY), engine.stream([2], GREEDY.replace(max_tokens=2))
         assert len(list(first)) == 12
         assert [output.token_ids for output in second][-1] == alone([2], GREEDY.replace(max_tokens=2))
-        assert engine._mailboxes == {}
+        assert engine._boxes == {}
 
     def test_may_run_side_by_side(self) -> None:
         engine = oracle_engine()

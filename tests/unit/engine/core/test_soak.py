@@ -48,7 +48,7 @@ class TestSoak:
                     len(queue.waiting),
                     len(controller.unemitted),
                     len(controller.undelivered),
-                    len(engine._mailboxes),
+                    len(engine._boxes),
                     len(engine.recorder.spans()),
                 )
             )
