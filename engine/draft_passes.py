@@ -3,7 +3,7 @@
 A plain row (greedy, or drawn by temperature alone) needs no state of its own between the tokens of one verification: a
 token depends on its logits, seed and position only. So all tokens of all rows are drawn at once.
 
-Letters: n rows, W tokens a row, V vocabulary, T tokens of a draft pass, E hidden size.
+Letters: n rows, W tokens a row, S = W - 1 drafts, V vocabulary, T tokens of a draft pass, E hidden size.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def verify_plain(
     sampler: Sampler,
     needs: SamplingNeeds,
     results_W3R: Tensor,
+    foreseen_SR: Tensor,
     accepted_R: Tensor,
 ) -> None:
     """Draw every token of plain rows, accept drafts, and bring the rows up to date.
@@ -46,6 +47,7 @@ def verify_plain(
         sampler: Draws.
         needs: Plain ones.
         results_W3R: [W, 3, R] int64: token ids, bad, near boundary of the first n columns are written.
+        foreseen_SR: [W - 1, R] int64, likewise: the drafts, whatever a row without any has there.
         accepted_R: [R] int64, likewise.
     """
     assert columns.drafts is not None
@@ -68,6 +70,7 @@ def verify_plain(
     columns.length.index_copy_(0, rows_n, columns.length.index_select(0, rows_n) + accepted_n + 1)
     columns.accepted.index_copy_(0, rows_n, torch.where(drafts_n > 0, accepted_n, -1))
     results_W3R[:, :, :count] = results_3nW.permute(2, 0, 1)
+    foreseen_SR[:, :count] = foreseen_nS.T
     accepted_R[:count] = accepted_n
 
 

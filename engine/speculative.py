@@ -74,6 +74,11 @@ class Verified:
         self.accepted_ready.wait()
         return self.buffers.accepted_view[: self.num_rows].copy()
 
+    def foreseen(self) -> NDArray[np.int64]:
+        """[W - 1, n] the drafts that were verified, -1 where a row had none; a copy, to be made behind :meth:`wait`."""
+        drafts = self.buffers.foreseen_view[:, : self.num_rows]
+        return np.where(np.arange(len(drafts))[:, None] < self.num_drafts, drafts, -1)
+
     def wait(self) -> None:
         """Block until everything has arrived.
 
@@ -89,10 +94,14 @@ class VerifyBuffers:
     def __init__(self, device: Device, max_requests: int, width: int) -> None:
         self.steps = [ResultBuffers(device, max_requests) for _ in range(width)]
         self.tokens = (
-            device.zeros((width, 3, max_requests), torch.int64),
-            device.host((width, 3, max_requests), torch.int64),
+            device.zeros((width, 4, max_requests), torch.int64),
+            device.host((width, 4, max_requests), torch.int64),
         )
-        """[W, 3, R] token id, bad, near boundary: what the steps have of those, in one piece."""
+        """[W, 4, R] token id, bad, near boundary, draft in its place: what is fetched of plain rows, in one piece."""
+        self.results = self.tokens[0][:, :3]
+        self.foreseen = self.tokens[0][:-1, 3]
+        """[W - 1, R] verified drafts, whatever a row without any has there."""
+        self.foreseen_view = self.tokens[1].numpy()[:-1, 3]
         for i, step in enumerate(self.steps):
             step.ints = (self.tokens[0][i], self.tokens[1][i])
             step.ints_view = step.ints[1].numpy()
@@ -234,6 +243,7 @@ class Speculator:
         assert columns.drafts is not None
         assert columns.length is not None
         assert columns.accepted is not None
+        buffers.foreseen[:, :count] = columns.drafts[first:end].T
         fields = self.index_slab.device_fields
         index_nW, drafts_n = fields["logits_row"][:count], fields["num_drafts"][:count]
         ints = columns.ints[first:end]
@@ -265,7 +275,8 @@ class Speculator:
             logits,
             self.sampler,
             needs,
-            buffers.tokens[0],
+            buffers.results,
+            buffers.foreseen,
             buffers.accepted[0],
         )
 

@@ -1,7 +1,8 @@
-"""What drafting gave each request: which of its tokens were drafts, and how many at each place were accepted."""
+"""What drafting gave each request: which of its tokens were drafts, which were turned down, how many accepted."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,9 @@ from numpy.typing import NDArray
 from engine.controller import Iteration
 from engine.request import Request
 
+KEPT_REJECTIONS = 8
+"""Newest verifications of a request whose rejected drafts are kept, of those that rejected any."""
+
 
 class Drafted(NamedTuple):
     """What one verification gave; one entry a row."""
@@ -19,12 +23,16 @@ class Drafted(NamedTuple):
     num_tokens: NDArray[np.int64]
     """Accepted drafts and one more, whether or not an end came before."""
     num_drafts: NDArray[np.int64]
+    foreseen: NDArray[np.int64] | None = None
+    """[most drafts of a row, rows] the drafts, -1 where there is none; known from resolve on."""
 
     @classmethod
-    def of(cls, iteration: Iteration) -> Drafted | None:
-        """Of an iteration behind its rewind; None without drafts."""
+    def of(cls, iteration: Iteration, *, is_resolved: bool = False) -> Drafted | None:
+        """Of an iteration behind its rewind, or with the drafts themselves behind its resolve; None without drafts."""
         verified, num_tokens = iteration.verified, iteration.num_tokens
-        return None if verified is None or num_tokens is None else cls(verified.keys, num_tokens, verified.num_drafts)
+        if verified is None or num_tokens is None:
+            return None
+        return cls(verified.keys, num_tokens, verified.num_drafts, verified.foreseen() if is_resolved else None)
 
     @property
     def num_verified(self) -> int:
@@ -37,6 +45,17 @@ class Drafted(NamedTuple):
         return int(self.num_tokens.sum()) - self.num_tokens.size
 
 
+class RejectedDrafts(NamedTuple):
+    """Drafts of one request that one verification turned down."""
+
+    at: int
+    """Place in its output of the token that the model drew instead of the first of them."""
+    place: int
+    """Of the first of them behind the newest token, from 1."""
+    token_ids: tuple[int, ...]
+    """All of them: those behind the first fall with it, whatever the model would have said of them."""
+
+
 class DraftMarks(NamedTuple):
     """Which tokens of a request were drafts."""
 
@@ -44,8 +63,8 @@ class DraftMarks(NamedTuple):
     """One a token of those asked for: whether it is an accepted draft; else the model's own draw."""
     num_newest: int
     """Tokens that the newest verification gave it."""
-    num_rejected: int
-    """Drafts that it turned down; their ids are not known on the host."""
+    rejected: tuple[RejectedDrafts, ...]
+    """Of the newest verifications that turned any down, with what the model drew instead among the tokens asked for."""
 
 
 class DraftCounts(NamedTuple):
@@ -63,14 +82,18 @@ class _Record:
 
     def __init__(self) -> None:
         self.is_draft: list[bool] = []
-        self.newest = (0, 0)
-        """Tokens and drafts of the newest verification."""
+        self.num_newest = 0
+        """Tokens of the newest verification."""
+        self.rejected: deque[RejectedDrafts] = deque(maxlen=KEPT_REJECTIONS)
         self.proposed: list[int] = []
         self.accepted: list[int] = []
 
-    def note(self, num_tokens: int, num_drafts: int) -> None:
-        self.newest = num_tokens, num_drafts
+    def note(self, num_tokens: int, num_drafts: int, foreseen: Sequence[int]) -> None:
+        self.num_newest = num_tokens
         self.is_draft += [True] * (num_tokens - 1) + [False]
+        if num_tokens <= num_drafts:
+            rejected = tuple(foreseen[num_tokens - 1 : num_drafts])
+            self.rejected.append(RejectedDrafts(len(self.is_draft) - 1, num_tokens, rejected))
         missing = num_drafts - len(self.proposed)
         self.proposed += [0] * missing
         self.accepted += [0] * missing
@@ -90,16 +113,17 @@ class DraftLog:
 
         Args:
             requests: Those that got tokens.
-            drafted: What they got.
+            drafted: What they got, known to the drafts themselves.
 
         Yields:
             Key and tokens of each request.
         """
-        numbers = zip(drafted.num_tokens.tolist(), drafted.num_drafts.tolist(), strict=True)
-        given = dict(zip(drafted.keys.tolist(), numbers, strict=True))
+        assert drafted.foreseen is not None
+        of_rows = (drafted.num_tokens.tolist(), drafted.num_drafts.tolist(), drafted.foreseen.T.tolist())
+        given = dict(zip(drafted.keys.tolist(), zip(*of_rows, strict=True), strict=True))
         for request in requests:
-            num_tokens, num_drafts = given[request.key]
-            self._records.setdefault(request.key, _Record()).note(num_tokens, num_drafts)
+            num_tokens, num_drafts, foreseen = given[request.key]
+            self._records.setdefault(request.key, _Record()).note(num_tokens, num_drafts, foreseen)
             yield request.key, num_tokens
 
     def marks(self, request: Request, last: int) -> DraftMarks | None:
@@ -107,10 +131,13 @@ class DraftLog:
         record = self._records.get(request.key)
         if record is None:
             return None
-        count, (num_tokens, num_drafts) = len(request.output_ids), record.newest
-        cut = max(0, len(record.is_draft) - count)  # drawn behind its end: nobody's
-        shown = record.is_draft[max(0, count - last) : count]
-        return DraftMarks(tuple(shown), max(0, num_tokens - cut), num_drafts - (num_tokens - 1))
+        count = len(request.output_ids)
+        first, cut = max(0, count - last), max(0, len(record.is_draft) - count)  # drawn behind its end: nobody's
+        return DraftMarks(
+            accepted=tuple(record.is_draft[first:count]),
+            num_newest=max(0, record.num_newest - cut),
+            rejected=tuple(one for one in record.rejected if first <= one.at < count),
+        )
 
     def counts(self, request: Request) -> DraftCounts:
         """How many of its drafts were proposed and accepted."""

@@ -92,7 +92,7 @@ class BorderWatch:
 
     def _note_tokens(self, iteration: Iteration) -> None:
         self.advanced = iteration.advanced
-        self._notes.append((time.perf_counter_ns(), self.advanced, Drafted.of(iteration)))
+        self._notes.append((time.perf_counter_ns(), self.advanced, Drafted.of(iteration, is_resolved=True)))
         if len(self._notes) >= _FOLD_AT:
             self._fold()
 

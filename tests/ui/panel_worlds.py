@@ -107,7 +107,7 @@ def request_row(number: int, state: str = "decode", **changes: Any) -> RequestRo
         "logprobs": [],
         "num_new": 1 if tokens else 0,
         "accepted": [],
-        "num_rejected": 0,
+        "rejected": [],
         "drafts": "",
         "why": {"waiting": "needs 9 blocks, 4 are free", "finished": "stop: '\\n'", "aborted": "aborted by hand"}.get(
             state, ""
@@ -221,9 +221,11 @@ def experts_view(**changes: Any) -> ExpertsPane:
 def drafting_rows() -> list[RequestRow]:
     """Two requests: drafts accepted and turned down, and one whose drafts were all accepted."""
     told = {"drafts": "12 of 20 drafts accepted (60 %)"}
+    earlier = {"at": 4, "place": 3, "tokens": ["·a"], "token_ids": [800]}
+    newest = {"at": 9, "place": 2, "tokens": ["·or", "·<b>if</b>"], "token_ids": [801, 802]}
     return [
-        request_row(1, accepted=[0, 3, 8], num_new=2, num_rejected=1, **told),
-        request_row(2, accepted=[6, 7], num_new=3, num_rejected=0, **told),
+        request_row(1, accepted=[0, 3, 8], num_new=2, rejected=[earlier, newest], **told),
+        request_row(2, accepted=[6, 7], num_new=3, **told),
     ]
 
 

@@ -60,21 +60,45 @@ class TestRequests:
         assert row.locator("[data-new]").count() == 1
         assert row.locator("[data-last]").get_attribute("title") == "id 909, output 9"
 
-    def test_tells_accepted_and_rejected_drafts_apart_by_more_than_hue(self, page: PanelPage) -> None:
+    @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+    def test_tells_accepted_and_rejected_drafts_apart_by_more_than_hue(self, browser: Any, dark: bool) -> None:
+        with panel_page(browser, everything(), dark=dark) as page:
+            self.check_drafts(page, f"drafts-{'dark' if dark else 'light'}")
+            assert page.errors == []
+
+    def check_drafts(self, page: PanelPage, shot: str) -> None:
         assert page.page.locator(".wb-draft-legend").is_hidden()
         page.set("requests", requests_view(rows=drafting_rows(), left_out=0))
         first, second = (page.page.locator(".wb-pane-requests tbody tr").nth(place) for place in (0, 1))
         accepted = first.locator("[data-draft=accepted]")
-        keep_shot(page.page, "drafts")
+        keep_shot(page.page, shot)
         assert page.page.evaluate("() => window.faint(4.5)") == []
 
         assert accepted.all_inner_texts() == [TOKENS[at] for at in (1, 4, 9)]
         assert accepted.first.get_attribute("title") == "id 900, output 0, an accepted draft"
         assert accepted.first.evaluate("(box) => getComputedStyle(box).boxShadow") != "none"
-        assert first.locator(".wb-rejected").inner_text() == "✕1"
-        assert first.locator(".wb-rejected").get_attribute("title").startswith("1 draft turned down")
+        rejected = first.locator(".wb-rejected s")
+        assert rejected.all_inner_texts() == ["·or", "·<b>if</b>"]
+        assert [one.get_attribute("title") for one in rejected.all()] == [
+            f"draft 2 was turned down: the model drew {TOKENS[10]} instead; id 801",
+            f"draft 3 was turned down: it follows draft 2, and the model drew {TOKENS[10]} instead of that; id 802",
+        ]
+        assert "linear-gradient" in rejected.first.evaluate("(box) => getComputedStyle(box).backgroundImage")
+        assert rejected.first.evaluate("(box) => getComputedStyle(box).borderStyle") == "dashed"
+        turned = rejected.first.evaluate("(box) => getComputedStyle(box).color")
+        assert turned != accepted.first.evaluate("(box) => getComputedStyle(box).color")
+        instead = first.locator("[data-draft=instead]")
+        assert instead.all_inner_texts() == [TOKENS[5], TOKENS[10]]
+        assert [one.get_attribute("title") for one in instead.all()] == [
+            "id 904, output 4, drawn instead of draft 3 (·a)",
+            "id 909, output 9, drawn instead of draft 2 (·or), which draft 3 (·<b>if</b>) followed",
+        ]
         assert second.locator(".wb-rejected").is_hidden()
-        assert page.page.inner_text(".wb-draft-legend").split("\n")[-1] == "drafts turned down last"
+        assert page.page.inner_text(".wb-draft-legend").split("\n")[-1] == "draft turned down last"
+        quiet = [{**row, "num_new": 0} for row in drafting_rows()]
+        page.set("requests", requests_view(rows=quiet, left_out=0))
+        assert first.locator(".wb-rejected").is_hidden()
+        assert instead.count() == 2
 
     def test_marks_times_that_do_not_count(self, page: PanelPage) -> None:
         void = page.page.locator("[data-void]")

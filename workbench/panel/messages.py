@@ -104,6 +104,19 @@ class BudgetCell(TypedDict):
 # -- panes -------------------------------------------------------------------------------------------------------------
 
 
+class RejectedCell(TypedDict):
+    """Drafts of a request that one verification turned down."""
+
+    at: int
+    """Place in the row's ``tokens`` of what the model drew instead of the first of them."""
+    place: int
+    """Which draft the first of them was, from 1."""
+    tokens: list[str]
+    """Their texts."""
+    token_ids: list[int]
+    """Of those."""
+
+
 class RequestRow(TypedDict):
     """One request."""
 
@@ -131,8 +144,8 @@ class RequestRow(TypedDict):
     """How many of ``tokens`` came with the iteration that resolved last."""
     accepted: list[int]
     """Places in ``tokens`` of accepted drafts; the others are the model's own draws."""
-    num_rejected: int
-    """Drafts that the iteration which resolved last turned down."""
+    rejected: list[RejectedCell]
+    """By its newest verifications that turned any down, oldest first; none behind its end."""
     drafts: str
     """How many of its drafts were accepted, in words; empty: it had none."""
     why: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -11,9 +11,10 @@ from engine.request import Request, RequestState
 from tracing.void_words import void_words
 from workbench.admissions import Admissions
 from workbench.arrivals import Submission
+from workbench.drafted import RejectedDrafts
 from workbench.panel.ended_requests import EndedRequests
 from workbench.panel.hues import hue_of
-from workbench.panel.messages import RequestRow, RequestsView
+from workbench.panel.messages import RejectedCell, RequestRow, RequestsView
 from workbench.panel.token_texts import TokenTexts
 from workbench.snapshot import QueuedView, chunk_progress, coming_views, queue_views
 
@@ -158,7 +159,7 @@ class RequestRows:
             logprobs=[],
             num_new=0,
             accepted=[],
-            num_rejected=0,
+            rejected=[],
             drafts="",
             why=why,
             queue_ms=None,
@@ -196,7 +197,7 @@ class RequestRows:
             logprobs=_logprobs(request, newest),
             num_new=self._num_new(request) if marks is None else marks.num_newest * has_new,
             accepted=[] if marks is None else [at for at, is_draft in enumerate(marks.accepted) if is_draft],
-            num_rejected=0 if marks is None else marks.num_rejected * has_new,
+            rejected=[] if marks is None else self._rejected(marks.rejected, len(output_ids) - len(newest)),
             drafts=_drafts_text(request),
             why=why,
             queue_ms=_ms(times.arrival_ns, times.admitted_ns),
@@ -206,6 +207,18 @@ class RequestRows:
             why_void=void_words(reasons),
             can_abort=not engine.is_closed and request.finish_reason is None and not request.abort_requested,
         )
+
+    def _rejected(self, drafts: Sequence[RejectedDrafts], first: int) -> list[RejectedCell]:
+        """Of a row whose tokens begin at the place ``first`` of its output."""
+        return [
+            RejectedCell(
+                at=one.at - first,
+                place=one.place,
+                tokens=self._texts.of_all(one.token_ids),
+                token_ids=list(one.token_ids),
+            )
+            for one in drafts
+        ]
 
     def _cached_tokens(self, request: Request | None) -> int | None:
         if self._session.engine.prefix_cache is None:

@@ -33,7 +33,8 @@ export class RequestsPane {
     this.legend = make("div", { className: "wb-draft-legend", hidden: true, attributes: { "aria-label": "Drafts in the newest output" } },
       make("i", { textContent: "a", attributes: { "data-draft": "accepted", "aria-hidden": "true" } }), "accepted draft",
       make("i", { textContent: "a", attributes: { "aria-hidden": "true" } }), "the model's own draw",
-      make("span", { className: "wb-rejected", textContent: "✕2", attributes: { "aria-hidden": "true" } }), "drafts turned down last");
+      make("i", { textContent: "a", attributes: { "data-draft": "instead", "aria-hidden": "true" } }), "drawn instead of a draft",
+      make("span", { className: "wb-rejected", attributes: { "aria-hidden": "true" } }, make("s", { textContent: "a" })), "draft turned down last");
     this.content = [make("div", { className: "wb-scroll", tabIndex: 0, attributes: { role: "region", "aria-label": "Requests" } }, table, this.legend, this.left)];
     this.watchRoom(part.signal);
   }
