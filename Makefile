@@ -31,7 +31,7 @@ quietly = 2> >(sed -u '/is ignored: it is neither a file nor a directory/d' >&2)
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
-demo: $(VENV)/.stamp-demo ## Serve SmolLM2 in both modes, compare, write runs/demo/report.html
+demo: $(VENV)/.stamp-demo ## Serve the shipped model, then SmolLM2, in both modes, compare, write runs/demo/report.html
 	$(BIN)/python -m workbench demo $(device_flag)
 	@echo "next:   make lab"
 
