@@ -17,6 +17,8 @@ from engine.request import RequestOutput
 from tests.changed_shapes import TWO_LAYERS, changed_shape
 from tests.cpu.models.test_hybrid_families import FEW, reference_logprobs, write_hybrid
 
+FAMILIES = ("mamba2", "bamba", "nemotron", "granite")
+MODES = ("legacy", "async")
 LENGTHS = (1, 2, 15, 16, 17, 33, 100)
 LIMITS: dict[str, Any] = {"max_requests": 8, "max_batch_tokens": 512, "max_sequence_length": 192, "num_blocks": 60}
 MIX = [
@@ -28,6 +30,8 @@ MIX = [
     SamplingParams(max_tokens=22, seed=15, min_p=0.05, min_tokens=5),
     SamplingParams(max_tokens=9, temperature=0, logprobs=0, prompt_logprobs=2),
 ]
+TOLD = [one if one.logprobs is not None else one.replace(logprobs=1) for one in MIX]
+"""The same, with log-probabilities of all."""
 
 
 def prompts(vocab_size: int) -> list[list[int]]:
@@ -51,6 +55,15 @@ def tokens(outputs: list[RequestOutput]) -> list[tuple[tuple[int, ...], str | No
     return [(output.token_ids, output.finish_reason) for output in outputs]
 
 
+def check_same(outputs: list[RequestOutput], expected: list[RequestOutput]) -> None:
+    """Ids, ends, and log-probabilities of prompts and outputs."""
+    assert tokens(outputs) == tokens(expected)
+    for one, other in zip(outputs, expected, strict=True):
+        for found, wanted in ((one.logprobs, other.logprobs), (one.prompt_logprobs, other.prompt_logprobs)):
+            for row, wanted_row in zip(found or (), wanted or (), strict=True):
+                assert row == (None if wanted_row is None else pytest.approx(wanted_row, abs=1e-9))
+
+
 @cache
 def tiny_hybrid() -> LoadedModel:
     return load_model("shape:tiny-hybrid", dtype=torch.float64)
@@ -58,20 +71,23 @@ def tiny_hybrid() -> LoadedModel:
 
 @cache
 def expected_mix() -> list[tuple[tuple[int, ...], str | None]]:
-    """One request at a time, each prompt whole, nothing overlapped."""
     loaded = tiny_hybrid()
-    return tokens(
-        serve(loaded, prompts(loaded.vocab_size), MIX, one_by_one=True, mode="legacy", device="inline", dtype="float64")
-    )
+    return tokens(serve_cold(loaded, prompts(loaded.vocab_size), MIX))
 
 
+def serve_cold(loaded: LoadedModel, requests: list[list[int]], params: Any) -> list[RequestOutput]:
+    """One request at a time, each prompt whole, nothing overlapped."""
+    return serve(loaded, requests, params, one_by_one=True, mode="legacy", device="inline", dtype="float64")
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("variant", FEW)
-def test_greedy_tokens_and_logprobs_equal_transformers(variant: str, tmp_path: Path) -> None:
+def test_greedy_tokens_and_logprobs_equal_transformers(variant: str, mode: str, tmp_path: Path) -> None:
     folder = write_hybrid(tmp_path, variant)
     loaded = load_model(folder, dtype=torch.float32)
     params = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True, logprobs=1, prompt_logprobs=1)
 
-    outputs = serve(loaded, prompts(loaded.vocab_size), params)
+    outputs = serve(loaded, prompts(loaded.vocab_size), params, mode=mode)
 
     whole = [[*output.prompt_token_ids, *output.token_ids] for output in outputs]
     for output, ids, expected in zip(outputs, whole, reference_logprobs(folder, whole), strict=True):
@@ -83,6 +99,37 @@ def test_greedy_tokens_and_logprobs_equal_transformers(variant: str, tmp_path: P
             assert row[token] == pytest.approx(float(expected[position, token]), abs=1e-4)
         first = len(output.prompt_token_ids) - 1
         assert list(output.token_ids) == expected[first:-1].argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("variant", FEW)
+def test_first_tokens_and_logprobs_equal_transformers_behind_every_length(
+    variant: str, mode: str, tmp_path: Path
+) -> None:
+    """Prompts of 1 to 100 tokens beside each other; what transformers says of the longest tells of all."""
+    folder = write_hybrid(tmp_path, variant)
+    loaded = load_model(folder, dtype=torch.float32)
+    text = prompts(loaded.vocab_size)[-1]
+    params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True, logprobs=0)
+
+    outputs = serve(loaded, [text[:length] for length in range(1, 101)], params, mode=mode, device="inline")
+
+    (expected,) = reference_logprobs(folder, [text])
+    assert [output.token_ids[0] for output in outputs] == expected.argmax(-1).tolist()
+    found = torch.tensor([row[one.token_ids[0]] for one in outputs for row in one.logprobs or ()])
+    torch.testing.assert_close(found, expected.amax(-1), atol=1e-4, rtol=0.0)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """A model of each family."""
+    return load_model(write_hybrid(tmp_path_factory.mktemp("family"), request.param), dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def expected(loaded: LoadedModel) -> list[RequestOutput]:
+    """Of ``TOLD``."""
+    return serve_cold(loaded, prompts(loaded.vocab_size), TOLD)
 
 
 class TestOneScheduleAgainstAnother:
@@ -97,11 +144,127 @@ class TestOneScheduleAgainstAnother:
             ("cpu", "async", (8,)),
         ],
     )
-    def test_batched_equals_one_by_one(self, device: Any, mode: Any, graphs: Any) -> None:
+    def test_batched_equals_one_by_one(
+        self, loaded: LoadedModel, expected: list[RequestOutput], device: str, mode: str, graphs: tuple[int, ...] | None
+    ) -> None:
+        options: dict[str, Any] = {"graph_non_decode": False} if graphs else {}
+
+        together = serve(
+            loaded,
+            prompts(loaded.vocab_size),
+            TOLD,
+            mode=mode,
+            device=device,
+            graphs=graphs,
+            dtype="float64",
+            **options,
+        )
+
+        check_same(together, expected)
+
+    @pytest.mark.parametrize(("budget", "mode"), [(10, "legacy"), (10, "async"), (17, "async"), (64, "legacy")])
+    def test_prompts_read_in_chunks_give_the_same_tokens(
+        self, loaded: LoadedModel, expected: list[RequestOutput], budget: int, mode: str
+    ) -> None:
+        chunked = serve(
+            loaded,
+            prompts(loaded.vocab_size),
+            TOLD,
+            chunked_prefill=True,
+            max_batch_tokens=budget,
+            mode=mode,
+            device="inline",
+            dtype="float64",
+        )
+
+        check_same(chunked, expected)
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_a_prompt_read_in_chunks_of_every_size_gives_the_same_tokens(self, loaded: LoadedModel, mode: str) -> None:
+        """With snapshots behind chunks and inside of them; what is left over is read too, so a size of 2 as well."""
+        prompt = prompts(loaded.vocab_size)[-1][:18]
+        requests = [prompt, [*prompt[:8], 5, 6, 7], [*prompt[:8], 9], prompt]
+        params = [SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, logprobs=1)] * len(requests)
+        cold = serve_cold(loaded, requests, params)
+        options: dict[str, Any] = {"prefix_caching": True, "mamba_cache_gb": 0.002, "block_size": 4, "max_requests": 1}
+        options |= {"chunked_prefill": True, "mode": mode, "device": "inline", "dtype": "float64"}
+        hits: set[int] = set()
+
+        for budget in range(3, 17):
+            config = EngineConfig(**{**LIMITS, **options, "max_batch_tokens": budget})
+            with Engine(loaded, config) as engine:
+                warm = [engine.generate([r], p, progress=False)[0] for r, p in zip(requests, params, strict=True)]
+                check_idle(engine)
+                launched = [one.launched for one in engine.recorder.iterations() if one.launched is not None]
+            check_same(warm, cold)
+            assert max(one.num_tokens for one in launched) == budget
+            cached = [output.num_cached_tokens for output in warm]
+            assert cached == [0, cached[1], 8, 16]
+            hits.add(cached[1])
+        assert hits == {0, 4, 8}, "each is a state behind a chunk, which ended there or did not"
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_rows_that_were_taken_back_and_computed_again_give_the_same_tokens(
+        self, loaded: LoadedModel, expected: list[RequestOutput], mode: str
+    ) -> None:
+        squeezed: dict[str, Any] = {"block_size": 4, "num_blocks": 30, "max_sequence_length": 112}
+        squeezed |= {"capacity_policy": "max_utilization", "paused_blocks": 0}
+        config = {**LIMITS, **squeezed, "mode": mode, "device": "inline", "dtype": "float64", "debug_invariants": True}
+
+        with Engine(loaded, EngineConfig(**config)) as engine:
+            outputs = engine.generate(prompts(loaded.vocab_size), TOLD, progress=False)
+            check_idle(engine)
+
+        assert engine.counters.evictions > 0
+        check_same(outputs, expected)
+
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("how", ["persist", "offload", "recompute"])
+    def test_an_engine_that_was_suspended_gives_the_same_tokens(
+        self, loaded: LoadedModel, expected: list[RequestOutput], how: str, mode: str
+    ) -> None:
+        """In the midst of a prompt that is read in chunks beside rows that decode, and when all decode."""
+        options: dict[str, Any] = {"chunked_prefill": True, "max_batch_tokens": 24, "mode": mode, "device": "inline"}
+        ended: dict[str, RequestOutput] = {}
+        half_read: set[bool] = set()
+        with Engine(loaded, EngineConfig(**{**LIMITS, **options}, dtype="float64", debug_invariants=True)) as engine:
+            names = [engine.add_request(*one) for one in zip(prompts(loaded.vocab_size), TOLD, strict=True)]
+            for step in range(100):
+                if step in (2, 5, 18):
+                    assert engine.table.num_live > 0
+                    half_read.add(engine.table.partial_row is not None)
+                    engine.suspend(how)
+                    engine.resume()
+                ended |= {output.request_id: output for output in engine.step()}
+            check_idle(engine)
+
+        assert half_read == {False, True}
+        check_same([ended[name] for name in names], expected)
+
+    @pytest.mark.parametrize("length", [16, 32, 70])
+    def test_prefixes_out_of_the_cache_give_the_same_tokens(self, loaded: LoadedModel, length: int) -> None:
+        base = prompts(loaded.vocab_size)[-1]
+        requests = [[*base[:length], *tail] for tail in ([5, 6, 7], [9], [11] * 20, [5, 6, 8])]
+        params = [SamplingParams(max_tokens=6, seed=number, logprobs=1) for number in range(len(requests))]
+        cold = serve_cold(loaded, requests, params)
+        options: dict[str, Any] = {"prefix_caching": True, "device": "inline", "dtype": "float64"}
+
+        for mode in MODES:
+            warm = serve(loaded, requests, params, one_by_one=True, mode=mode, **options)
+
+            check_same(warm, cold)
+            assert sum(output.num_cached_tokens for output in warm[1:]) >= 3 * (length // 16 * 16)
+
+
+class TestShapeWithDraftHeads:
+    """In float64 as well."""
+
+    @pytest.mark.parametrize(("device", "mode"), [("inline", "legacy"), ("cpu", "async")])
+    def test_padded_forwards_that_hold_prompts_give_the_same_tokens(self, device: Any, mode: Any) -> None:
         loaded = tiny_hybrid()
 
         together = serve(
-            loaded, prompts(loaded.vocab_size), MIX, mode=mode, device=device, graphs=graphs, dtype="float64"
+            loaded, prompts(loaded.vocab_size), MIX, mode=mode, device=device, graphs=(8,), dtype="float64"
         )
 
         assert tokens(together) == expected_mix()
@@ -149,53 +312,13 @@ class TestOneScheduleAgainstAnother:
         assert tokens(raw) == tokens(plain)
         assert any(one.logprobs != other.logprobs for one, other in zip(raw, plain, strict=True))
 
-    @pytest.mark.parametrize("budget", [10, 17, 64])
-    def test_prompts_read_in_chunks_give_the_same_tokens(self, budget: int) -> None:
-        loaded = tiny_hybrid()
 
-        chunked = serve(
-            loaded,
-            prompts(loaded.vocab_size),
-            [*MIX[:-1], SamplingParams(max_tokens=9, temperature=0, logprobs=0)],
-            chunked_prefill=True,
-            max_batch_tokens=budget,
-            dtype="float64",
-        )
-
-        assert tokens(chunked) == expected_mix()
-
-    def test_rows_that_were_taken_back_and_computed_again_give_the_same_tokens(self) -> None:
-        loaded = tiny_hybrid()
-        squeezed: dict[str, Any] = {"num_blocks": 9, "capacity_policy": "max_utilization", "max_sequence_length": 144}
-
-        with Engine(loaded, EngineConfig(**{**LIMITS, **squeezed}, dtype="float64", debug_invariants=True)) as engine:
-            outputs = engine.generate(prompts(loaded.vocab_size), MIX, progress=False)
-            check_idle(engine)
-
-        assert engine.counters.evictions > 0
-        assert tokens(outputs) == expected_mix()
-
-    @pytest.mark.parametrize("length", [16, 32, 70])
-    def test_prefixes_out_of_the_cache_give_the_same_tokens(self, length: int) -> None:
-        loaded = tiny_hybrid()
-        base = prompts(loaded.vocab_size)[-1]
-        requests = [[*base[:length], *tail] for tail in ([5, 6, 7], [9], [11] * 20, [5, 6, 8])]
-        params = [SamplingParams(max_tokens=12, seed=number) for number in range(len(requests))]
-        cold = serve(loaded, requests, params, one_by_one=True, dtype="float64")
-
-        warm = serve(loaded, requests, params, one_by_one=True, prefix_caching=True, dtype="float64")
-
-        assert tokens(warm) == tokens(cold)
-        assert sum(output.num_cached_tokens for output in warm[1:]) >= 3 * (length // 16 * 16)
-
-
-@pytest.mark.parametrize("graphs", [None, (8,)])
-def test_a_model_without_attention_is_served(graphs: Any, tmp_path: Path) -> None:
+def test_a_model_without_attention_is_served_in_buckets_that_hold_prompts(tmp_path: Path) -> None:
     loaded = load_model(write_hybrid(tmp_path, "mamba2"), dtype=torch.float64)
     params = [SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)] * len(LENGTHS)
     requests = prompts(loaded.vocab_size)
     alone = serve(loaded, requests, params, one_by_one=True, mode="legacy", dtype="float64")
 
-    together = serve(loaded, requests, params, graphs=graphs, dtype="float64")
+    together = serve(loaded, requests, params, graphs=(8,), dtype="float64")
 
     assert tokens(together) == tokens(alone)

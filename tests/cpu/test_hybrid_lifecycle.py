@@ -16,7 +16,7 @@ from engine.invariants import check_device, check_idle
 from engine.models.loader import LoadedModel, load_model
 from tests.changed_shapes import TWO_LAYERS, changed_shape
 from tests.checkpoints import write_checkpoint
-from tests.cpu.models.test_hybrid_families import NEMOTRON, NEMOTRON_KEYS
+from tests.cpu.models.test_hybrid_families import VARIANTS
 from tests.cpu.test_engine_hybrids import MIX, prompts
 
 LIMITS: dict[str, Any] = {
@@ -47,10 +47,10 @@ PROMPTS = [SHARED, [*SHARED, 20, 21], [3, 4]]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Checkpoints of one model."""
-    root = tmp_path_factory.mktemp("weights")
-    return [write_checkpoint(root / str(seed), NEMOTRON, **{**NEMOTRON_KEYS, "seed": seed}) for seed in (1, 2)]
+def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two checkpoints of one model, of the variant that is asked for."""
+    root, (architecture, keys) = tmp_path_factory.mktemp("weights"), VARIANTS[request.param]
+    return [write_checkpoint(root / str(seed), architecture, **{**keys, "seed": seed}) for seed in (1, 2)]
 
 
 def load(folder: Path) -> LoadedModel:
@@ -79,7 +79,11 @@ def change_weights(engine: Engine, how: str, folder: Path) -> None:
 
 class TestNewWeights:
     @pytest.mark.parametrize("how", ["pause", "offload", "recompute"])
-    @pytest.mark.parametrize("steps", [1, 2, 3, 5])
+    @pytest.mark.parametrize(
+        ("folders", "steps"),
+        [*(("nemotron", steps) for steps in (1, 2, 3, 5)), ("mamba2", 2), ("bamba", 3), ("granite", 2)],
+        indirect=["folders"],
+    )
     def test_make_the_prefix_cache_forget_states_also_of_rows_that_are_half_read(
         self, folders: list[Path], how: str, steps: int
     ) -> None:

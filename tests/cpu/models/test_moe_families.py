@@ -21,6 +21,7 @@ from engine.models.loader import LoadedModel, load_model
 from engine.models.moe import MoE, count_expert_load
 from engine.request import RequestOutput
 from tests.checkpoints import edit_config, write_checkpoint
+from tests.cpu.models.test_mtp import write_mimo
 from tests.forward_driver import ForwardDriver, Text, greedy
 from tests.teacher import CLOSE, check_against_transformers, engine_says, transformers_says
 
@@ -169,12 +170,21 @@ def test_ids_and_log_probabilities_equal_transformers(variant: str, tmp_path: Pa
     assert bool(layers) is (variant != "qwen2-dense")
 
 
-@pytest.mark.parametrize("variant", ["mixtral", "qwen2", "qwen3", "glm4-groups"])
-def test_log_probabilities_equal_transformers_at_every_length(variant: str, tmp_path: Path) -> None:
+def write_family(folder: Path, family: str) -> tuple[Path, Path]:
+    """A checkpoint with all that is special to its family, and the same for transformers, which has no MiMo."""
+    if family == "mimo":
+        mimo = write_mimo(folder)
+        return mimo.folder, mimo.reference
+    own = write(folder, {"glm4": "glm4-groups"}.get(family, family))
+    return own, own
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "mimo"])
+def test_log_probabilities_equal_transformers_at_every_length(family: str, tmp_path: Path) -> None:
     """1 to 100 tokens, packed ten by ten; what transformers says of the longest tells of all that it begins with."""
-    folder, (text,) = write(tmp_path, variant), prompts(199)[-1:]
+    (folder, reference), (text,) = write_family(tmp_path, family), prompts(199)[-1:]
     model = load(folder).model
-    said = transformers_says(folder, [[*text, 0]], dtype=torch.float32, device=CPU, attention="eager")[0]
+    said = transformers_says(reference, [[*text, 0]], dtype=torch.float32, device=CPU, attention="eager")[0]
     ends = [*text[1:], 0]
 
     for first in range(1, 101, 10):
@@ -188,10 +198,9 @@ def test_log_probabilities_equal_transformers_at_every_length(variant: str, tmp_
 class TestSchedules:
     """In float64, where rounding cannot change a route."""
 
-    @pytest.fixture(params=FAMILIES)
+    @pytest.fixture(params=[*FAMILIES, "mimo"])
     def loaded(self, request: pytest.FixtureRequest, tmp_path: Path) -> LoadedModel:
-        variant = {"glm4": "glm4-groups"}.get(request.param, request.param)
-        return load(write(tmp_path, variant), torch.float64)
+        return load(write_family(tmp_path, request.param)[0], torch.float64)
 
     def test_no_schedule_changes_what_is_said(self, loaded: LoadedModel) -> None:
         """One by one, in chunks, asynchronously, in buckets whose padding goes to experts, too."""
@@ -202,13 +211,24 @@ class TestSchedules:
             {"mode": "async"},
             {"mode": "async", **chunks},
             {"mode": "async", "graphs": (8,), **chunks},
-            {"mode": "async", "prefix_caching": True},
             {"mode": "async", "capacity_policy": "max_utilization", "block_size": 4, "num_blocks": 29},
         ):
             outputs, engine = serve(loaded, **options)
             check_same(outputs, alone)
             assert (engine.counters.graph_hits > 5) is ("graphs" in options)
             assert (engine.counters.evictions > 0) is ("capacity_policy" in options)
+
+    def test_no_prefix_out_of_the_cache_changes_what_is_said(self, loaded: LoadedModel) -> None:
+        """Of prompts that are read again; who wants their log-probabilities has no hits."""
+        params = GREEDY.replace(prompt_logprobs=None)
+        alone = serve_one_by_one(loaded, params, mode="legacy")
+        for mode in ("legacy", "async"):
+            with Engine(loaded, EngineConfig(**LIMITS, mode=mode, prefix_caching=True)) as engine:
+                for _ in range(2):
+                    outputs = engine.generate(prompts(loaded.vocab_size), params, progress=False)
+                    check_same(outputs, alone)
+                check_idle(engine)
+            assert [output.num_cached_tokens for output in outputs] == [0, 0, 0, 0, 16, 32, 96]
 
     @pytest.mark.parametrize("how", ["persist", "offload", "recompute"])
     def test_no_suspension_changes_what_is_said(self, loaded: LoadedModel, how: Any) -> None:

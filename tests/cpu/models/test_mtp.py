@@ -6,6 +6,7 @@ compared, and its acceptance with that of the same head told the true text.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from engine.errors import CheckpointError, ConfigError
 from engine.models.loader import LoadedModel, load_model
 from engine.request import RequestOutput
 from tests.checkpoints import edit_config, randomise, write_checkpoint
+from tests.cpu.test_engine_hybrids import check_same
 from tests.teacher import CLOSE, check_against_transformers, text_of
 
 CPU = torch.device("cpu")
@@ -49,9 +51,10 @@ class Family:
     is_hidden_first: bool
 
 
-def write_mimo(folder: Path, num_heads: int = 1) -> Family:
-    reference = write_checkpoint(folder / "reference", "Qwen2ForCausalLM", **MIMO_CHANGES)
-    own = write_checkpoint(folder / "own", "Qwen2ForCausalLM", old_keys=True, **MIMO_CHANGES)
+def write_mimo(folder: Path, num_heads: int = 1, **changes: Any) -> Family:
+    keys = {**MIMO_CHANGES, **changes}
+    reference = write_checkpoint(folder / "reference", "Qwen2ForCausalLM", **keys)
+    own = write_checkpoint(folder / "own", "Qwen2ForCausalLM", old_keys=True, **keys)
     edit_config(
         own,
         architectures=["MiMoForCausalLM"],
@@ -67,10 +70,11 @@ def write_mimo(folder: Path, num_heads: int = 1) -> Family:
     return family
 
 
-def write_glm4(folder: Path, num_heads: int = 1) -> Family:
+def write_glm4(folder: Path, num_heads: int = 1, **changes: Any) -> Family:
     """One head in the keys of transformers 5, several in those of 4."""
-    reference = write_checkpoint(folder / "reference", "Glm4MoeForCausalLM", **GLM4_CHANGES)
-    own = write_checkpoint(folder / "own", "Glm4MoeForCausalLM", old_keys=num_heads > 1, **GLM4_CHANGES)
+    keys = {**GLM4_CHANGES, **changes}
+    reference = write_checkpoint(folder / "reference", "Glm4MoeForCausalLM", **keys)
+    own = write_checkpoint(folder / "own", "Glm4MoeForCausalLM", old_keys=num_heads > 1, **keys)
     edit_config(own, num_nextn_predict_layers=num_heads)
     names = {"token": "enorm", "hidden": "hnorm", "project": "eh_proj", "final": "shared_head.norm"}
     family = Family(own, reference, tuple(f"model.layers.{3 + i}" for i in range(num_heads)), names, False)
@@ -78,7 +82,7 @@ def write_glm4(folder: Path, num_heads: int = 1) -> Family:
     return family
 
 
-def write_nemotron(folder: Path, num_heads: int = 1, *, second: str = "-") -> Family:
+def write_nemotron(folder: Path, num_heads: int = 1, *, second: str = "-", **changes: Any) -> Family:
     """Heads of an attention layer and a feed-forward, or experts (``second="E"``), which no key need say."""
     keys: dict[str, Any] = {
         "hybrid_override_pattern": f"M*{second}M",
@@ -92,6 +96,7 @@ def write_nemotron(folder: Path, num_heads: int = 1, *, second: str = "-") -> Fa
         "num_experts_per_tok": 3,
         "moe_intermediate_size": 24,
         "moe_shared_expert_intermediate_size": 40,
+        **changes,
     }
     reference = write_checkpoint(folder / "reference", "NemotronHForCausalLM", **keys)
     own = write_checkpoint(folder / "own", "NemotronHForCausalLM", **keys)
@@ -112,7 +117,7 @@ def write_nemotron(folder: Path, num_heads: int = 1, *, second: str = "-") -> Fa
     return family
 
 
-WRITERS = {
+WRITERS: dict[str, Callable[..., Family]] = {
     "mimo": write_mimo,
     "glm4": write_glm4,
     "nemotron": write_nemotron,
@@ -346,6 +351,109 @@ class TestTwoHeads:
 
         with pytest.raises(ConfigError, match="has 1 draft head; use at most 1"):
             Watched(loaded, 2)
+
+
+FEW_IDS = 8
+FEW_PROMPTS = [[place * place * (4 + place) % 31 % FEW_IDS for place in range(1, 1 + n)] for n in (5, 17, 33, 1)]
+TAKEN_BACK = {"capacity_policy": "max_utilization", "num_blocks": 15, "paused_blocks": 0}
+MODES = ["legacy", "async"]
+
+
+@dataclass
+class Cold:
+    """What each of ``FEW_PROMPTS`` gives alone, in legacy mode and whole."""
+
+    outputs: list[RequestOutput]
+    """Without drafts."""
+    foretold: dict[tuple[int, int, int], Tensor]
+    """What two heads draft from: logits by number of the prompt, tokens known, head."""
+
+    def check(self, watched: Watched, outputs: list[RequestOutput]) -> None:
+        """Outputs and draft logits are these."""
+        numbers = [FEW_PROMPTS.index(list(output.prompt_token_ids)) for output in outputs]
+        check_same(outputs, [self.outputs[number] for number in numbers])
+        found = foretold(watched, outputs)
+        common = found.keys() & self.foretold.keys()
+        assert len(common) > 5 * len(outputs)
+        for key in common:
+            torch.testing.assert_close(found[key], self.foretold[key], atol=1e-9, rtol=0.0)
+        counters = watched.engine.counters
+        assert 0 < counters.drafts_accepted.total() < counters.drafts_proposed.total()
+
+
+def few(loaded: LoadedModel, drafts: int, **options: Any) -> Watched:
+    """An engine with room for one prompt and its output, many times over unless ``options`` say otherwise."""
+    limits: dict[str, Any] = {"block_size": 4, "num_blocks": 80, "max_sequence_length": 52, "dtype": "float64"}
+    return Watched(loaded, drafts, **{**limits, **options})
+
+
+def foretold(watched: Watched, outputs: list[RequestOutput]) -> dict[tuple[int, int, int], Tensor]:
+    numbers = {output.request_id: FEW_PROMPTS.index(list(output.prompt_token_ids)) for output in outputs}
+    return {(numbers[name], known, head): logits for name, known, head, logits in watched.told}
+
+
+@pytest.fixture(scope="module", params=["mimo", "glm4", "nemotron"])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """A model with two heads and few ids."""
+    family = WRITERS[request.param](tmp_path_factory.mktemp("family"), 2, vocab_size=FEW_IDS)
+    return load_model(family.folder, dtype=torch.float64, device=CPU)
+
+
+@pytest.fixture(scope="module")
+def cold(loaded: LoadedModel) -> Cold:
+    plain, drafting = (few(loaded, drafts, mode="legacy") for drafts in (0, 2))
+    outputs, drafted = (
+        [one.engine.generate([prompt], GREEDY)[0] for prompt in FEW_PROMPTS] for one in (plain, drafting)
+    )
+    return Cold(outputs, foretold(drafting, drafted))
+
+
+class TestSchedules:
+    """In float64, with so few ids that random heads foresee some: nothing changes what is said, nor what is drafted."""
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_chunks_of_every_size(self, loaded: LoadedModel, cold: Cold, mode: str) -> None:
+        """Whose borders fall between a token and the one that a head reads beside it."""
+        for budget in range(4, 16):
+            options: dict[str, Any] = {"max_batch_tokens": budget, "max_requests": 1, "debug_invariants": False}
+            watched = few(loaded, 1, mode=mode, chunked_prefill=True, **options)
+            cold.check(watched, watched.engine.generate(FEW_PROMPTS[1:2], GREEDY))
+            launched = [one.launched for one in watched.engine.recorder.iterations() if one.launched is not None]
+            assert max(one.num_tokens for one in launched) == budget
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_prefixes_out_of_the_cache(self, loaded: LoadedModel, cold: Cold, mode: str) -> None:
+        watched = few(loaded, 2, mode=mode, prefix_caching=True, mamba_cache_gb=0.01, max_batch_tokens=100)
+
+        outputs = [output for _ in range(2) for output in watched.engine.generate(FEW_PROMPTS, GREEDY)]
+
+        assert [output.num_cached_tokens for output in outputs[-4:]] == [4, 16, 32, 0]
+        cold.check(watched, outputs)
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_rows_that_are_taken_back(self, loaded: LoadedModel, cold: Cold, mode: str) -> None:
+        watched = few(loaded, 2, mode=mode, **TAKEN_BACK)
+
+        outputs = watched.engine.generate(FEW_PROMPTS, GREEDY)
+
+        assert watched.engine.counters.evictions > 0
+        cold.check(watched, outputs)
+
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("how", ["persist", "offload", "recompute"])
+    def test_suspensions(self, loaded: LoadedModel, cold: Cold, how: str, mode: str) -> None:
+        watched = few(loaded, 2, mode=mode, chunked_prefill=True, max_batch_tokens=20)
+        engine = watched.engine
+        ended: dict[str, RequestOutput] = {}
+        names = [engine.add_request(prompt, GREEDY) for prompt in FEW_PROMPTS]
+
+        for step in range(60):
+            if step in (1, 4, 10):
+                engine.suspend(how)
+                engine.resume()
+            ended |= {output.request_id: output for output in engine.step()}
+
+        cold.check(watched, [ended[name] for name in names])
 
 
 class TestFiles:
