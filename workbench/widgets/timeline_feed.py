@@ -117,6 +117,8 @@ class TraceFeed:
         self._source = source
         self._last_ns: int | None = None
         """When the newest known record was made."""
+        self._begins = True
+        """Whether nothing has been looked at yet, not even that nothing is there."""
         self._at_last: list[Span] = []
         """The known records of that very moment."""
         self._awaited: set[tuple[str, str, int, int | None]] = set()
@@ -135,8 +137,9 @@ class TraceFeed:
         if is_new_trace:
             self._forget()
             iterations = self._source.iterations()
-        if self._last_ns is None and not window.is_all:
+        if self._begins and not window.is_all:  # of an old trace those of its newest spans; of a first run all
             iterations = [record for record in iterations if record.end_ns >= (window.oldest_ns or 0)]
+        self._begins = False
         skipped = self._skipped(window)
         new = window if skipped is not None else self._new_of(window)  # behind a skipped stretch all is new
         spans = new.spans
@@ -263,6 +266,7 @@ class TraceFeed:
         self._want = max(_FIRST_LOOK, 2 * num_spans)
 
     def _forget(self) -> None:
+        self._begins = True
         self._last_ns = self._first_awaited_ns = self._last_iteration = None
         self._at_last, self._awaited = [], set()
 

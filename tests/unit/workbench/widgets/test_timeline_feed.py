@@ -98,6 +98,19 @@ class TestLook:
         assert news.skipped == (10, 131)
         assert len(news.spans) == 50
 
+    def test_of_a_first_run_brings_all_iterations_though_not_all_spans(self) -> None:
+        """A page that was open before it kept the end of the run alone."""
+        trace = HandTrace([])
+        feed = TraceFeed(trace)
+        feed.look(MANY)
+        trace.recorded += [phase("emit", 10 * at, 10 * at + 9, at) for at in range(300)]
+        trace.records += [record(at, 10 * at, 10 * at + 9) for at in range(300)]
+
+        news = feed.look(100)
+
+        assert len(news.spans) == 100
+        assert [one.iteration for one in news.iterations] == list(range(300))
+
     def test_begins_with_the_iterations_of_the_spans_it_brings(self) -> None:
         trace = HandTrace(
             [phase("emit", 10 * at, 10 * at + 9, at) for at in range(300)],
