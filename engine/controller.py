@@ -554,7 +554,7 @@ class Controller:
         self.pending = None
 
     def _draft(self, iteration: Iteration) -> None:
-        """The draft heads foresee what follows the newest tokens; the host does not wait for it, nor know it."""
+        """The draft heads foresee what follows the newest tokens; the host does not wait for it, nor know it yet."""
         num_rows = 0
         if self.fleet is not None:
             drafted = self.fleet.agreed if iteration.mode == "legacy" else self.fleet.outlook

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from engine.controller import Border
 from engine.engine import Engine
 from engine.phases import Phase
+
+SCHEDULES: list[dict[str, Any]] = [
+    {"mode": "legacy"},
+    {"mode": "async", "late_rewind": False},
+    {"mode": "async", "late_rewind": True},
+]
+"""Options of all ways in which drafts are verified."""
 
 
 class ForeseenDrafts:

@@ -16,6 +16,7 @@ from engine.models.loader import LoadedModel, load_model
 from engine.request import RequestOutput
 from tests.changed_shapes import TWO_LAYERS, changed_shape
 from tests.cpu.models.test_hybrid_families import FEW, reference_logprobs, write_hybrid
+from tests.same_outputs import check_same
 
 FAMILIES = ("mamba2", "bamba", "nemotron", "granite")
 MODES = ("legacy", "async")
@@ -55,15 +56,6 @@ def tokens(outputs: list[RequestOutput]) -> list[tuple[tuple[int, ...], str | No
     return [(output.token_ids, output.finish_reason) for output in outputs]
 
 
-def check_same(outputs: list[RequestOutput], expected: list[RequestOutput]) -> None:
-    """Ids, ends, and log-probabilities of prompts and outputs."""
-    assert tokens(outputs) == tokens(expected)
-    for one, other in zip(outputs, expected, strict=True):
-        for found, wanted in ((one.logprobs, other.logprobs), (one.prompt_logprobs, other.prompt_logprobs)):
-            for row, wanted_row in zip(found or (), wanted or (), strict=True):
-                assert row == (None if wanted_row is None else pytest.approx(wanted_row, abs=1e-9))
-
-
 @cache
 def tiny_hybrid() -> LoadedModel:
     return load_model("shape:tiny-hybrid", dtype=torch.float64)
@@ -78,6 +70,11 @@ def expected_mix() -> list[tuple[tuple[int, ...], str | None]]:
 def serve_cold(loaded: LoadedModel, requests: list[list[int]], params: Any) -> list[RequestOutput]:
     """One request at a time, each prompt whole, nothing overlapped."""
     return serve(loaded, requests, params, one_by_one=True, mode="legacy", device="inline", dtype="float64")
+
+
+def serve_told(loaded: LoadedModel, **options: Any) -> list[RequestOutput]:
+    """``TOLD``, all together."""
+    return serve(loaded, prompts(loaded.vocab_size), TOLD, dtype="float64", **options)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -149,35 +146,15 @@ class TestOneScheduleAgainstAnother:
     ) -> None:
         options: dict[str, Any] = {"graph_non_decode": False} if graphs else {}
 
-        together = serve(
-            loaded,
-            prompts(loaded.vocab_size),
-            TOLD,
-            mode=mode,
-            device=device,
-            graphs=graphs,
-            dtype="float64",
-            **options,
-        )
-
-        check_same(together, expected)
+        check_same(serve_told(loaded, mode=mode, device=device, graphs=graphs, **options), expected)
 
     @pytest.mark.parametrize(("budget", "mode"), [(10, "legacy"), (10, "async"), (17, "async"), (64, "legacy")])
     def test_prompts_read_in_chunks_give_the_same_tokens(
         self, loaded: LoadedModel, expected: list[RequestOutput], budget: int, mode: str
     ) -> None:
-        chunked = serve(
-            loaded,
-            prompts(loaded.vocab_size),
-            TOLD,
-            chunked_prefill=True,
-            max_batch_tokens=budget,
-            mode=mode,
-            device="inline",
-            dtype="float64",
-        )
+        chunks: dict[str, Any] = {"chunked_prefill": True, "max_batch_tokens": budget}
 
-        check_same(chunked, expected)
+        check_same(serve_told(loaded, mode=mode, device="inline", **chunks), expected)
 
     @pytest.mark.parametrize("mode", MODES)
     def test_a_prompt_read_in_chunks_of_every_size_gives_the_same_tokens(self, loaded: LoadedModel, mode: str) -> None:

@@ -23,7 +23,8 @@ from engine.request import RequestOutput
 from tests.checkpoints import edit_config, write_checkpoint
 from tests.cpu.models.test_mtp import write_mimo
 from tests.forward_driver import ForwardDriver, Text, greedy
-from tests.teacher import CLOSE, check_against_transformers, engine_says, transformers_says
+from tests.same_outputs import check_same
+from tests.teacher import CLOSE, check_against_transformers, transformers_says
 
 LENGTHS = (1, 2, 15, 16, 17, 33, 100)
 CPU = torch.device("cpu")
@@ -148,14 +149,6 @@ def serve(loaded: LoadedModel, params: Any = GREEDY, **options: Any) -> tuple[li
 def serve_one_by_one(loaded: LoadedModel, params: Any = GREEDY, **options: Any) -> list[RequestOutput]:
     with Engine(loaded, EngineConfig(**{**LIMITS, **options})) as engine:
         return [engine.generate([prompt], params, progress=False)[0] for prompt in prompts(loaded.vocab_size)]
-
-
-def check_same(outputs: list[RequestOutput], expected: list[RequestOutput]) -> None:
-    """Ids, and log-probabilities of prompts and outputs to what another cut of a batch moves them in float64."""
-    assert [one.token_ids for one in outputs] == [one.token_ids for one in expected]
-    for one, other in zip(outputs, expected, strict=True):
-        for part, found in engine_says(one).items():
-            assert torch.allclose(found, engine_says(other)[part], atol=1e-6, rtol=0), part
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

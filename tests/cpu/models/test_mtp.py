@@ -23,7 +23,7 @@ from engine.errors import CheckpointError, ConfigError
 from engine.models.loader import LoadedModel, load_model
 from engine.request import RequestOutput
 from tests.checkpoints import edit_config, randomise, write_checkpoint
-from tests.cpu.test_engine_hybrids import check_same
+from tests.same_outputs import check_same
 from tests.teacher import CLOSE, check_against_transformers, text_of
 
 CPU = torch.device("cpu")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +17,7 @@ from tests.bug_kind_world import GREEDY, MODES
 from tests.chunk_watch import ChunkWatch
 from tests.oracle_reference import VOCAB
 from tests.oracle_world import World, oracle_engine
+from tests.same_outputs import check_same_logprobs
 
 BUDGETS = range(3, 34)
 """Tokens of a lone prompt's forward: chunks of 2 to 33, 2 being what the guard leaves of 3."""
@@ -78,16 +78,6 @@ def check_same(found: list[RequestOutput]) -> None:
 
 def told(output: RequestOutput) -> tuple[Any, ...]:
     return output.token_ids, output.text, output.finish_reason, output.stop_reason
-
-
-def check_same_logprobs(one: RequestOutput, other: RequestOutput) -> None:
-    for found, wanted in ((one.logprobs, other.logprobs), (one.prompt_logprobs, other.prompt_logprobs)):
-        assert (found is None) == (wanted is None)
-        for row, expected in zip(found or (), wanted or (), strict=True):
-            assert (row is None) == (expected is None)
-            if row is not None and expected is not None:
-                assert list(row) == list(expected)
-                assert np.allclose(list(row.values()), list(expected.values()), atol=1e-6, rtol=0)
 
 
 class TestAnswers:

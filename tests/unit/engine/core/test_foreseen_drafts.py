@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import pytest
 
@@ -13,15 +12,10 @@ from engine.models.oracle import Skill
 from engine.phases import Phase
 from engine.request import SamplingParams
 from tests.drafting_world import GREEDY, PLAIN, RICH, SETTINGS, DraftingWorld, prompt_of, times_met
-from tests.foreseen_drafts import ForeseenDrafts, watch_too
+from tests.foreseen_drafts import SCHEDULES, ForeseenDrafts, watch_too
 from tests.rank_world import rank_world
 
 SKILLS: list[Skill] = ["right", "mixed", "wrong"]
-SCHEDULES: list[dict[str, Any]] = [
-    {"mode": "legacy"},
-    {"mode": "async", "late_rewind": False},
-    {"mode": "async", "late_rewind": True},
-]
 ALL_PLAIN = [PLAIN.replace(seed=seed, max_tokens=3 + 2 * seed) for seed in range(3)] + [GREEDY] * 3
 
 

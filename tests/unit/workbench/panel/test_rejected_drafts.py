@@ -11,7 +11,7 @@ import pytest
 
 from engine.models.oracle import Skill
 from engine.request import Request
-from tests.foreseen_drafts import ForeseenDrafts, watch_too
+from tests.foreseen_drafts import SCHEDULES, ForeseenDrafts, watch_too
 from tests.oracle_reference import PIECES
 from tests.oracle_world import loaded_oracle
 from tests.unit.workbench.worlds import make_drafting_session
@@ -22,11 +22,6 @@ from workbench.panel.token_texts import visible
 from workbench.session import Session
 
 DRAFTS = 3
-SCHEDULES: list[dict[str, Any]] = [
-    {"mode": "legacy"},
-    {"mode": "async", "late_rewind": False},
-    {"mode": "async", "late_rewind": True},
-]
 Rejection = tuple[int, int, list[int]]
 """Place in the output of what was drawn instead, which draft the first of them was, and the drafts."""
 
