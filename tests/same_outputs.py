@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from engine.request import RequestOutput
+
+NEAR_TIE = 0.1
+"""Difference of log-probabilities up to which two ways of rounding in bfloat16 may prefer different tokens."""
 
 
 def check_same(outputs: list[RequestOutput], expected: list[RequestOutput]) -> None:
@@ -24,3 +29,19 @@ def check_same_logprobs(one: RequestOutput, other: RequestOutput, *, atol: float
             if row is not None and expected is not None:
                 assert list(row) == list(expected)
                 assert np.allclose(list(row.values()), list(expected.values()), atol=atol, rtol=0)
+
+
+def check_parted_by_near_ties(
+    left: Sequence[RequestOutput], right: Sequence[RequestOutput], *, near_tie: float = NEAR_TIE
+) -> None:
+    """The same tokens, up to a place where two are as good as equal to ``left``, which has log-probabilities.
+
+    A wrong row or block parts them anywhere.
+    """
+    for one, other in zip(left, right, strict=True):
+        pairs = zip(one.token_ids, other.token_ids, strict=True)
+        parted = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
+        if parted is not None:
+            assert one.logprobs is not None
+            first, second, *_ = sorted(one.logprobs[parted].values(), reverse=True)
+            assert first - second < near_tie, f"parted at {parted} with a margin of {first - second:.3f}"

@@ -3,11 +3,17 @@
 XQA reads lengths on the device and needs nothing planned on the host; it is compiled by nvcc when a combination of
 type, head size, group and block size is first used (some ten seconds). What is not planned takes the Triton kernel:
 layers with a window, models that make no planner, and GPUs or head sizes that ``flashinfer_prefill.py`` leaves out.
+
+So do decode batches for which XQA would give a row and head to several programs, up to half the multiprocessors in rows
+and heads. Up to FlashInfer 0.6.16 each of these programs writes its part to the output, and the one that adds the parts
+up may have written before: on a GPU shared by several processes, outputs were wrong now and then
+(flashinfer-ai/flashinfer, pull request 4161).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 from flashinfer.decode import xqa_batch_decode_with_kv_cache
@@ -65,11 +71,11 @@ class FlashInferAttention(TritonAttention):
         window: int | None,
     ) -> None:
         """See :meth:`engine.attention.triton.TritonAttention.decode`; what draft heads see, Triton attends to."""
-        if batch.first_key:
+        count, (block_size, kv_heads, head_dim) = batch.shape.num_decode, cache[0].shape[1:]
+        check_sizes(head_dim, block_size)
+        if batch.first_key or is_shared(count, kv_heads, q_THD.device):
             super().decode(q_THD, cache, batch, out_THD, scale=scale, window=window)
             return
-        check_sizes(q_THD.shape[2], cache[0].shape[1])
-        count, block_size = batch.shape.num_decode, cache[0].shape[1]
         rows = self._rows_of(batch, cache)
         xqa_batch_decode_with_kv_cache(
             q_THD[:count],
@@ -122,6 +128,16 @@ class FlashInferAttention(TritonAttention):
         if stream not in self._workspaces:
             self._workspaces[stream] = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
         return self._workspaces[stream]
+
+
+def is_shared(rows: int, kv_heads: int, device: torch.device) -> bool:
+    """Whether XQA has several programs for a row and head, of which only the last to end has the result."""
+    return 2 * rows * kv_heads <= _multiprocessors(device)
+
+
+@lru_cache
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def check_sizes(head_dim: int, block_size: int) -> None:

@@ -122,6 +122,7 @@ def few_rows_kernel(
     ACTIVATION: gl.constexpr,
     USE_PDL: gl.constexpr,
     PREFETCH: gl.constexpr,
+    AHEAD: gl.constexpr,
     SPLITS: gl.constexpr,
     WARPS: gl.constexpr,
     BLOCK_M: gl.constexpr,
@@ -142,6 +143,7 @@ def few_rows_kernel(
     STEP: gl.constexpr = BLOCK_K if HAS_PARTS else PASS
     LAST: gl.constexpr = (SHARE // PASS - 1) * STEP
     gl.static_assert(INPUTS % (SPLITS * PASS) == 0, "passes divide the inputs")
+    gl.static_assert(AHEAD == 1 or (LAST > 0 and not IS_SWIGLU), "two passes under way need two, of one matrix")
     gl.static_assert(SPLITS == 1 or HAS_PARTS or not HAS_NORM, "a norm is of all that a program reads")
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[WARPS, 1, 1], instr_shape=[1, 16, 8])
     left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=mma, k_width=8)
@@ -160,9 +162,11 @@ def few_rows_kernel(
     w = stream(tile)
     if IS_SWIGLU:
         w_up = stream(tile + to_up)
+    if AHEAD == 2:
+        second = stream(tile + STEP)
     if USE_PDL:
         if PREFETCH > 0:
-            read_ahead(weight + begin, outputs, INPUTS, PASS, PREFETCH, BLOCK_N, WARPS)
+            read_ahead(weight + begin, outputs, INPUTS, AHEAD * PASS, PREFETCH, BLOCK_N, WARPS)
             if IS_SWIGLU:
                 read_ahead(weight + begin + to_up, outputs, INPUTS, PASS, PREFETCH, BLOCK_N, WARPS)
         gdc_launch_dependents()
@@ -171,16 +175,24 @@ def few_rows_kernel(
     total = gl.zeros((WARPS, BLOCK_N, BLOCK_M), gl.float32, mma)
     up = gl.zeros((WARPS, BLOCK_N, BLOCK_M), gl.float32, mma)
     squares = squared(gl.zeros((WARPS, BLOCK_K, BLOCK_M), gl.float32, right))
-    for at in range(0, LAST, STEP):
-        following = stream(tile + at + STEP)
+    for at in range(0, LAST - (AHEAD - 1) * STEP, STEP):
+        following = stream(tile + at + AHEAD * STEP)
         if IS_SWIGLU:
             following_up = stream(tile + to_up + at + STEP)
         value, squares = entering(x_tile, gain_tile, squares, at, has_m, HAS_NORM)
         total = mma_v2(w, value, total)
-        w = following
+        if AHEAD == 2:
+            w = second
+            second = following
+        else:
+            w = following
         if IS_SWIGLU:
             up = mma_v2(w_up, value, up)
             w_up = following_up
+    if AHEAD == 2:
+        value, squares = entering(x_tile, gain_tile, squares, LAST - STEP, has_m, HAS_NORM)
+        total = mma_v2(w, value, total)
+        w = second
     value, squares = entering(x_tile, gain_tile, squares, LAST, has_m, HAS_NORM)
     total = mma_v2(w, value, total)
     if HAS_PARTS:

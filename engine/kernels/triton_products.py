@@ -31,6 +31,9 @@ class Tile:
     before still runs; those of the first pass it then holds in registers."""
     splits: int = 1
     """Programs that share the inputs of an output, where a few rows are added."""
+    ahead: int = 1
+    """Passes of a few rows, 1 or 2, whose weights are on their way while those of one are multiplied: two take more
+    registers, so they pay where as many programs run beside each other all the same."""
 
 
 MOST_ROWS = 32
@@ -108,7 +111,7 @@ def _added_tile(rows: int, outputs: int, inputs: int) -> Tile:
     if outputs <= 2560 and inputs >= 4096:
         return Tile(16, 2048, 8, prefetch=512)
     if rows <= 8 and outputs < 4096 and inputs >= 8192:
-        return Tile(32, 256, 4, splits=4)
+        return Tile(32, 256, 4, splits=4, ahead=2)
     if rows > 8 or inputs <= 2048:
         return Tile(16, 1024, 4, prefetch=512)
     return Tile(16 if outputs < 4096 else 32, 1024, 8, prefetch=512)
@@ -248,8 +251,18 @@ def few_rows_options(
     shared = _options(tile, inputs, activation=activation, **parts)
     is_swiglu = activation == "swiglu"  # else what is large is a head, the last to run, and may start early
     starts_late = is_swiglu and is_large(num_weights(outputs, inputs, is_swiglu))
-    own = {"HAS_PARTS": has_parts, "BLOCK_M": max(8, power_of_two(rows)), "BLOCK_K": tile.block_k // tile.num_warps}
+    own = {
+        "AHEAD": passes_ahead(tile, inputs, activation),
+        "HAS_PARTS": has_parts,
+        "BLOCK_M": max(8, power_of_two(rows)),
+        "BLOCK_K": tile.block_k // tile.num_warps,
+    }
     return {**shared, **own, **(NOT_OVERLAPPED if starts_late else overlapped()), "SPLITS": tile.splits}
+
+
+def passes_ahead(tile: Tile, inputs: int, activation: Activation | None) -> int:
+    """A tile's passes under way, as far as there are so many; a gate and its values are two matrices already."""
+    return 1 if activation == "swiglu" or inputs <= tile.splits * tile.block_k else tile.ahead
 
 
 def _options(
@@ -258,7 +271,8 @@ def _options(
     ahead = 0
     if tile.prefetch:
         piece = 8 * (32 * tile.num_warps // tile.block_n)
-        ahead = min(tile.prefetch, inputs // tile.splits - tile.block_k) // piece * piece
+        held = passes_ahead(tile, inputs, activation) * tile.block_k
+        ahead = min(tile.prefetch, inputs // tile.splits - held) // piece * piece
     return {
         "INPUTS": inputs,
         "HAS_NORM": norm,

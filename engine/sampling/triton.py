@@ -36,7 +36,7 @@ class TritonSampler(TorchSampler):
         rows, vocab = columns.ints.shape[0], logits_NV.shape[1]
         share, parts = divided(rows, vocab)
         tops, sums = torch.empty((2, rows, _MOST_PARTS), dtype=torch.int64, device=logits_NV.device)
-        read = {"V": vocab, "stride": logits_NV.stride(0), "share": share, "parts": parts}
+        read = {"V": vocab, "stride": logits_NV.stride(0), "share": share}
         options = {
             "HAS_SOURCES": sources_n is not None,
             "MOST_PARTS": _MOST_PARTS,

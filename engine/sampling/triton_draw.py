@@ -18,8 +18,6 @@ import triton.language as tl
 from triton.language.extra import libdevice
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-_SIZES = ["parts"]
-
 
 @triton.jit
 def mix(value):
@@ -80,9 +78,9 @@ def weights_of(row, column, end, highest, temperature):
     return (libdevice.exp(score) * 4398046511104.0).to(tl.int64)
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit
 def highest_kernel(
-    logits, sources, tops, V, stride, share, parts,
+    logits, sources, tops, V, stride, share,
     HAS_SOURCES: tl.constexpr, USE_PDL: tl.constexpr, MOST_PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program a row and part of ``share`` columns: see :func:`packed`."""
@@ -108,9 +106,9 @@ def highest_kernel(
     tl.store(tops + out * MOST_PARTS + part, packed(highest, at))
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit
 def weigh_kernel(
-    logits, sources, ints, floats, tops, sums, V, stride, share, parts, greedy_below,
+    logits, sources, ints, floats, tops, sums, V, stride, share, greedy_below,
     HAS_SOURCES: tl.constexpr, USE_PDL: tl.constexpr, NUM_INTS: tl.constexpr, NUM_FLOATS: tl.constexpr,
     MOST_PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -119,7 +117,7 @@ def weigh_kernel(
     if USE_PDL:
         gdc_launch_dependents()
         gdc_wait()
-    highest, _ = highest_of(tops, out, parts, MOST_PARTS)
+    highest, _ = highest_of(tops, out, tl.cdiv(V, share), MOST_PARTS)
     drawn, temperature = is_drawn(ints, floats, out, highest, greedy_below, NUM_INTS, NUM_FLOATS)
     if drawn:
         row = row_of(logits, sources, out, stride, HAS_SOURCES)
@@ -130,9 +128,9 @@ def weigh_kernel(
         tl.store(sums + out * MOST_PARTS + part, tl.sum(total, 0))
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit
 def settle_kernel(
-    logits, sources, ints, floats, results, tops, sums, V, stride, share, parts, max_rows, tolerance, greedy_below,
+    logits, sources, ints, floats, results, tops, sums, V, stride, share, max_rows, tolerance, greedy_below,
     HAS_SOURCES: tl.constexpr, USE_PDL: tl.constexpr, ANY_RANDOM: tl.constexpr, NUM_INTS: tl.constexpr,
     NUM_FLOATS: tl.constexpr, MOST_PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -141,6 +139,7 @@ def settle_kernel(
     if USE_PDL:
         gdc_launch_dependents()
         gdc_wait()
+    parts = tl.cdiv(V, share)
     highest, token = highest_of(tops, out, parts, MOST_PARTS)
     bad = (highest == float("inf")) | (highest == float("-inf"))
     near = tl.full((), 0, tl.int1)

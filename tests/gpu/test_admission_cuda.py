@@ -177,8 +177,9 @@ class TestBfloat16:
             num_blocks=228,
         )
         parted = [one for one in found.verdicts if one.verdict is not Verdict.EQUAL]
-        tell(capsys, [f"{backend}: {found.verdict_text}", *map(str, parted)])
-        assert found.outputs_match, "rounding does not explain what is DIFFERENT above"
+        lines = [f"{backend}: {found.verdict_text}", *map(str, parted)]
+        tell(capsys, lines)
+        assert found.outputs_match, "\n".join(["rounding does not explain what is DIFFERENT", *lines])
 
 
 class TestWaitsForNothing:

@@ -266,6 +266,22 @@ class TestFlashInfer:
 
             world.check(attention.attend(world.q, world.cache, world.batch, scale=0.1), None, 0.1)
 
+    @pytest.mark.parametrize("kv_heads", [1, 2, 8])
+    def test_no_row_and_head_has_several_programs(
+        self, attention: TritonAttention, kv_heads: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """XQA's host code: multiprocessors over rows and heads, rounded down, are programs for each."""
+        import engine.attention.flashinfer as backend
+
+        asked: list[int] = []
+        monkeypatch.setattr(backend, "xqa_batch_decode_with_kv_cache", lambda q, *_, **__: asked.append(q.shape[0]))
+        multiprocessors = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+        for count in range(1, 140):
+            world = World([(33, 1)] * count, num_decode=count, heads=(8, kv_heads))
+            attention.attend(world.q, world.cache, world.batch, scale=0.1)
+
+        assert asked == [count for count in range(1, 140) if multiprocessors // (count * kv_heads) <= 1]
+
     def test_refuses_a_block_size_that_it_cannot_read(self, attention: TritonAttention) -> None:
         world = World([(20, 1)], num_decode=1)
         cache = tuple(tensor.view(-1, 4, *tensor.shape[2:]) for tensor in world.cache)

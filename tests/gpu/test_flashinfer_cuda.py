@@ -20,7 +20,6 @@ from engine.errors import ConfigError
 from engine.models.base import LayerCache, Model
 from engine.models.loader import LoadedModel, load_model
 from engine.models.shapes import SHAPES
-from engine.request import RequestOutput
 
 pytest.importorskip("flashinfer")
 from engine.attention.flashinfer import FlashInferAttention
@@ -31,6 +30,7 @@ from engine.kernels.flashinfer import FlashInferKernels
 from tests.gpu.test_attention_cuda import BLOCK_SIZE, LENGTHS, World
 from tests.gpu.test_kernels import norm, projection, random, wide
 from tests.gpu.test_model_cuda import teacher_forced
+from tests.same_outputs import check_parted_by_near_ties
 
 TOLERANCE = {
     # ‖out - reference‖ / ‖reference‖; one rounding to bfloat16 is about 1.6e-3.
@@ -38,8 +38,6 @@ TOLERANCE = {
     "rotation": 3.5e-3,  # after a head norm the result is rounded twice
     "product": 7e-3,  # the normed input, gate and up, and the result are rounded
 }
-NEAR_TIE = 0.1
-"""Difference of log-probabilities up to which two ways of rounding in bfloat16 may prefer different tokens."""
 WORST_RATIO = 1.15
 """Error against float32 over that of plain torch in bfloat16, which rounds about as often."""
 SCALE = 0.1
@@ -341,17 +339,6 @@ def engine_on(model: str | LoadedModel, backend: str = "flashinfer", **options: 
     if isinstance(model, LoadedModel):
         return Engine(model, config)
     return Engine.from_pretrained(model, config, progress=False)
-
-
-def check_parted_by_near_ties(left: Sequence[RequestOutput], right: Sequence[RequestOutput]) -> None:
-    """The same tokens, up to a place where two are as good as equal. A wrong row or block parts them anywhere."""
-    for one, other in zip(left, right, strict=True):
-        pairs = zip(one.token_ids, other.token_ids, strict=True)
-        parted = next((at for at, (a, b) in enumerate(pairs) if a != b), None)
-        if parted is not None:
-            assert one.logprobs is not None
-            first, second, *_ = sorted(one.logprobs[parted].values(), reverse=True)
-            assert first - second < NEAR_TIE, f"parted at {parted} with a margin of {first - second:.3f}"
 
 
 class Planning:

@@ -244,8 +244,9 @@ class TestFewRows:
         Tile(16, 512, 8, prefetch=4096),
         Tile(64, 128, 2),
         Tile(16, 256, 8, prefetch=1024),
+        Tile(32, 256, 4, prefetch=512, ahead=2),
     )
-    SPLIT = (Tile(32, 256, 4, prefetch=512, splits=2), Tile(16, 128, 2, splits=4))
+    SPLIT = (Tile(32, 256, 4, prefetch=512, splits=2), Tile(16, 128, 2, splits=4), Tile(16, 128, 2, splits=4, ahead=2))
     ROWS = (1, 2, 7, 8, 15, 16, 17, 32)
     SIZES = ((1000, 2048), (101, 1536), (64, 512))
 
@@ -305,7 +306,12 @@ class TestFewRows:
     @pytest.mark.parametrize("rows", ROWS)
     @pytest.mark.parametrize(
         ("tile", "outputs", "inputs"),
-        [(Tile(16, 1024, 8), 200, 7168), (Tile(32, 256, 4), 64, 512), (Tile(32, 256, 2, splits=4), 200, 7168)],
+        [
+            (Tile(16, 1024, 8, ahead=2), 200, 7168),
+            (Tile(16, 1024, 8), 200, 7168),
+            (Tile(32, 256, 4), 64, 512),
+            (Tile(32, 256, 2, splits=4), 200, 7168),
+        ],
     )
     def test_behind_norms_of_parts(self, rows: int, tile: Tile, outputs: int, inputs: int) -> None:
         parts, x, p = tile.num_warps * tile.splits, random(rows, inputs), projection(outputs, inputs, bias=True)

@@ -74,8 +74,9 @@ class TestBfloat16:
         found = compare_on(loaded, work, dtype="bfloat16", attention_backend=backend)
 
         parted = [one for one in found.verdicts if one.verdict is not Verdict.EQUAL]
-        tell(capsys, [f"{backend}: {found.verdict_text}; {summary(parted)}", *map(str, parted)])
-        assert found.outputs_match, "rounding does not explain what is DIFFERENT above"
+        lines = [f"{backend}: {found.verdict_text}; {summary(parted)}", *map(str, parted)]
+        tell(capsys, lines)
+        assert found.outputs_match, "\n".join(["rounding does not explain what is DIFFERENT", *lines])
 
 
 def summary(parted: list[RequestVerdict]) -> str:
