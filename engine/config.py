@@ -75,8 +75,8 @@ class EngineConfig:
     attention_backend: Literal["auto", "torch", "triton", "flashinfer"] = "auto"
     """``torch`` is the reference and runs everywhere. ``triton``: CUDA, bfloat16 and float16; the operations around
     attention are fused kernels then, too. ``flashinfer``: FlashInfer's kernels, XQA for decode rows, and FA3 for
-    prefill rows, planned in prepare; rows of several tokens (drafts) and few decode rows are left to Triton. ``auto``: triton where it
-    runs, as it is the faster."""
+    prefill rows, planned in prepare; rows of several tokens (drafts) and few decode rows are left to Triton.
+    ``auto``: triton where it runs, as it is the faster."""
     ssm_backend: Literal["auto", "torch", "triton", "mamba_ssm"] = "auto"
     """What computes the recurrence of state-space layers. ``torch`` is the reference and runs everywhere; ``triton``
     and ``mamba_ssm`` (mamba-ssm's own kernels) need CUDA. ``auto``: triton there, else torch."""

@@ -242,8 +242,18 @@ class TestAnchors:
         assert clock.anchor is anchor
         assert device.host_ns - begin_ns < 5 * PATIENCE_NS
 
+    def test_a_device_that_serves_others_first_is_waited_for(self) -> None:
+        """Events that were recorded in the meantime pass late; the first one behind that is quick."""
+        device = SimulatedDevice()
+        free_ns = device.host_ns + 30 * PATIENCE_NS
+
+        clock = EventClock(lambda: device.event_at(max(free_ns, device.host_ns + 3_000)), device.now_ns)
+
+        assert clock.anchor.host_ns >= free_ns
+        assert clock.error_ns < PATIENCE_NS
+
     def test_a_device_on_which_nothing_passes_is_refused(self) -> None:
         device = SimulatedDevice(delay_ns=100 * PATIENCE_NS)
 
-        with pytest.raises(DeviceError, match="idle stream"):
+        with pytest.raises(DeviceError, match="busy with other processes"):
             EventClock(device.record, device.now_ns)
