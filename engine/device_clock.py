@@ -131,7 +131,7 @@ class EventClock:
 
     def _take(self, tries: int) -> Anchor:
         """The narrowest of some brackets; the present anchor where none can be had."""
-        found = [bracket for bracket in (self._bracket() for _ in range(tries)) if bracket is not None]
+        found = self._brackets(tries)
         given_up_ns = self._now_ns() + FIRST_PATIENCE_NS
         while not found and self._first is None:
             if self._now_ns() > given_up_ns:
@@ -139,8 +139,11 @@ class EventClock:
                     "for two seconds no event passed within a millisecond on an idle stream, so device times would "
                     "mean nothing: the GPU is busy with other processes; use another one, or wait for them"
                 )
-            found = [bracket for bracket in (self._bracket(),) if bracket is not None]
+            found = self._brackets(tries)
         return min(found, key=lambda anchor: anchor.half_width_ns) if found else self.anchor
+
+    def _brackets(self, tries: int) -> list[Anchor]:
+        return [bracket for bracket in (self._bracket() for _ in range(tries)) if bracket is not None]
 
     def _bracket(self) -> Anchor | None:
         before_ns = self._now_ns()
