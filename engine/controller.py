@@ -577,7 +577,14 @@ class Controller:
         if iteration.verified is not None:
             with self.recorder.wait("samples"):
                 iteration.verified.wait()
-            commit_verified(iteration.verified, self.table, iteration, self.resolved, self.counters)
+            commit_verified(
+                iteration.verified,
+                self.table,
+                iteration,
+                self.resolved,
+                self.counters,
+                has_aborts=self.queue.has_aborts,
+            )
         if iteration.sampled is not None:
             with self.recorder.wait("samples"):
                 iteration.sampled.wait()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -240,6 +240,14 @@ LEGAL_MOVES: dict[RequestState, frozenset[RequestState]] = {
 }
 
 
+class Held(NamedTuple):
+    """Of a request."""
+
+    num_tokens: int
+    num_drafted: int
+    num_accepted: int
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """The engine's record of one request. ``key`` is unique for ever; ``request_id`` may be used again."""
@@ -268,10 +276,7 @@ class Request:
     stop_reason: str | int | None = None
     num_cached_tokens: int = 0
     """Tokens that a prefix hit skipped when it was admitted first."""
-    num_drafted: int = 0
-    """Draft tokens verified for it."""
-    num_accepted: int = 0
-    """Of those, the ones that its own draws bore out."""
+    _drafts: tuple[int, int] = (0, 0)
     graph_wait_steps: int = 0
     """Iterations in a row in which it headed the queue and no captured graph held it; 0 once it is admitted."""
     cache_salt: str = ""
@@ -302,13 +307,34 @@ class Request:
         return self._output_ids
 
     @property
-    def num_taken(self) -> int:
-        """Tokens it has, without those that wait in the log."""
-        return len(self._output_ids)
+    def num_drafted(self) -> int:
+        """Draft tokens verified for it."""
+        return self._handed_drafts()[0]
 
-    def take(self, tokens: list[int], start: int) -> None:
-        """Put ``tokens`` behind the first ``start``, again if need be; for the log alone."""
-        self._output_ids[start:] = tokens
+    @property
+    def num_accepted(self) -> int:
+        """Of those, the ones that its own draws bore out."""
+        return self._handed_drafts()[1]
+
+    def note_drafts(self, num_drafts: int, accepted: int) -> None:
+        """Of one verification."""
+        drafted, taken = self._handed_drafts()
+        self._drafts = (drafted + num_drafts, taken + accepted)
+
+    def _handed_drafts(self) -> tuple[int, int]:
+        if self.token_log is not None:
+            self.token_log.hand_over()
+        return self._drafts
+
+    @property
+    def held(self) -> Held:
+        """What it has without what waits in the log; for the log alone."""
+        return Held(len(self._output_ids), *self._drafts)
+
+    def take(self, tokens: list[int], drafts: tuple[int, int], start: Held) -> None:
+        """Put ``tokens``, and drafts verified and accepted, behind ``start``, again if need be; for the log alone."""
+        self._output_ids[start.num_tokens :] = tokens
+        self._drafts = (start.num_drafted + drafts[0], start.num_accepted + drafts[1])
 
     @property
     def num_tokens(self) -> int:

@@ -53,7 +53,7 @@ def commit_results(
     """
     rows = slice(result.first_row, result.first_row + result.num_rows)
     tokens, bad, near = result.buffers.ints_view[:, : result.num_rows]
-    close = _needs_a_closer_look(table, rows, tokens, resolved.eos_token_ids)
+    close = needs_a_closer_look(table, rows, tokens, 1, resolved.eos_token_ids)
     is_steady = result.version == table.version and result.num_rows == table.num_active
     if bad.any() or has_aborts or close.any() or not is_steady:
         owned = table.key[rows] == result.keys
@@ -125,15 +125,29 @@ def _commit_closely(
         request.logprobs.append(row)
 
 
-def _needs_a_closer_look(
-    table: RequestTable, rows: slice, tokens: NDArray[np.int64], eos: tuple[int, ...]
+def needs_a_closer_look(
+    table: RequestTable,
+    rows: slice,
+    tokens: NDArray[np.int64],
+    num_tokens: NDArray[np.int64] | int,
+    eos: tuple[int, ...],
 ) -> NDArray[np.bool_]:
-    """Rows that may end, are new, or want more than tokens; all others certainly go on."""
-    close: NDArray[np.bool_] = table.num_output[rows] + 1 >= table.max_output[rows]
+    """Rows that may end, are new, or want more than tokens; all others certainly go on.
+
+    Args:
+        table: Holds them.
+        rows: n of them.
+        tokens: [n], or [W, n], of which some are -1.
+        num_tokens: That they get; [n], or the same for all.
+        eos: Ids that may end any row.
+    """
+    close: NDArray[np.bool_] = table.num_output[rows] + num_tokens >= table.max_output[rows]
     close |= table.is_watched[rows]
     close |= table.is_fresh[rows]
     for token_id in eos:
-        close |= tokens == token_id
+        is_end = tokens == token_id
+        if is_end.any():
+            close |= is_end if is_end.ndim == 1 else is_end.any(0)
     return close
 
 

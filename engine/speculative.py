@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from engine.batch import BatchShape
+from engine.batch import BatchDimensions, BatchShape
 from engine.columns import LAST_TOKEN, POSITION, DeviceColumns
 from engine.config import ResolvedConfig
 from engine.device import Device, Event, Work
@@ -36,6 +36,9 @@ from engine.sampling.base import RowColumns, Sampler, SamplingNeeds
 from engine.staging import Field, HostSlab, Slab
 from engine.table import RequestTable
 
+_StagedKey = tuple[int, int, int, BatchShape, BatchDimensions, bytes]
+"""Version of the table, its first row and the end, shape and size of the forward, and where its rows stand there."""
+
 
 @dataclass(slots=True)
 class Verified:
@@ -47,6 +50,8 @@ class Verified:
     pending: PendingForward
     first_row: int
     num_rows: int
+    version: int
+    """Of the table when it was launched."""
     keys: NDArray[np.int64]
     """[n] generation of each row."""
     num_drafts: NDArray[np.int64]
@@ -98,10 +103,11 @@ class VerifyBuffers:
             device.host((width, 4, max_requests), torch.int64),
         )
         """[W, 4, R] token id, bad, near boundary, draft in its place: what is fetched of plain rows, in one piece."""
+        self.tokens_view = self.tokens[1].numpy()
         self.results = self.tokens[0][:, :3]
         self.foreseen = self.tokens[0][:-1, 3]
         """[W - 1, R] verified drafts, whatever a row without any has there."""
-        self.foreseen_view = self.tokens[1].numpy()[:-1, 3]
+        self.foreseen_view = self.tokens_view[:-1, 3]
         for i, step in enumerate(self.steps):
             step.ints = (self.tokens[0][i], self.tokens[1][i])
             step.ints_view = step.ints[1].numpy()
@@ -149,6 +155,8 @@ class Speculator:
         fields = [Field("logits_row", (config.max_requests, self._width), torch.int64)]
         fields += [Field(name, (config.max_requests,), torch.int64) for name in ("num_drafts", "row")]
         self.index_slab = Slab(device, fields)
+        self._staged: tuple[_StagedKey, NDArray[np.int64]] | None = None
+        """What the slab holds on the device, and the drafts of each row, [n]; not to be changed."""
         rows = config.max_requests
         self._buffers = tuple(VerifyBuffers(device, rows, self._width) for _ in range(2))
         self._next = 0
@@ -162,7 +170,13 @@ class Speculator:
         """Draw from the pending logits and start the copies; returns at once. Partial rows are left out."""
         first, end = table.num_paused, table.num_paused + pending.num_sampled
         needs, _ = self._sampling_needs(table, first, end)
-        half, num_drafts = self._stage(pending, first, end)
+        key = self._staged_key(pending, table, first, end)
+        half = None
+        if self._staged is not None and self._staged[0] == key:
+            num_drafts = self._staged[1]
+        else:
+            self._staged = None
+            half, num_drafts = self._stage(pending, first, end)
         number, buffers = self._next, self._buffers[self._next]
         self._next ^= 1
         if needs.num_logprobs is not None:
@@ -175,8 +189,11 @@ class Speculator:
         if needs.is_plain and pending.logits.in_graph:
             graph = self._verify_graphs.get((pending.plan.shape, needs.all_greedy, number))
         work = graph or partial(self._verify, pending, first, end, needs, buffers, values)
-        self._launch(compute, "verify", lambda: (half.upload(), work()))
-        verified = half.copied = compute.record()
+        self._launch(compute, "verify", work if half is None else lambda: (half.upload(), work()))
+        verified = compute.record()
+        if half is not None:
+            half.copied = verified
+            self._staged = (key, num_drafts)
         copy.wait_for(verified)
         self._launch(copy, "fetch_accepted", buffers.fetch_accepted)
         accepted_ready = copy.record()
@@ -185,6 +202,7 @@ class Speculator:
             pending=pending,
             first_row=first,
             num_rows=end - first,
+            version=table.version,
             keys=table.key[first:end].copy(),
             num_drafts=num_drafts,
             num_logprobs=needs.num_logprobs,
@@ -205,8 +223,12 @@ class Speculator:
             self._needs = (key, both)
         return self._needs[1]
 
+    @staticmethod
+    def _staged_key(pending: PendingForward, table: RequestTable, first: int, end: int) -> _StagedKey:
+        return (table.version, first, end, pending.plan.shape, pending.dims, pending.table_rows.tobytes())
+
     def _stage(self, pending: PendingForward, first: int, end: int) -> tuple[HostSlab, NDArray[np.int64]]:
-        """The logits rows of each table row, one a token, and how many drafts it has."""
+        """The logits rows of each table row, one a token, and how many drafts it has; the device keeps them."""
         rows, width, num_decode = pending.table_rows, self._width, pending.dims.num_decode
         half, padded = self.index_slab.acquire(), max(end - first, pending.plan.shape.num_decode)
         half.fields["logits_row"][:padded] = half.fields["num_drafts"][:padded] = 0
@@ -380,6 +402,7 @@ class Speculator:
             self._draft_graphs[shape, is_greedy] = self._captured_draft(shape, needs, caches)
 
     def _stage_nobody(self, shape: BatchShape) -> None:
+        self._staged = None
         half = self.index_slab.acquire()
         for name, value in (("logits_row", 0), ("num_drafts", 0), ("row", self.columns.dummy_row)):
             half.fields[name][: shape.num_decode] = value

@@ -177,6 +177,19 @@ class RequestTable:
         self.num_output[self.num_paused : self.num_live] += 1
         self.log.append(self.active_requests(), tokens)
 
+    def add_verified(
+        self, tokens: NDArray[np.int64], num_tokens: NDArray[np.int64], num_drafts: NDArray[np.int64]
+    ) -> None:
+        """Tokens for each active row, in row order.
+
+        Args:
+            tokens: [num_active, W] int64, copied; -1 behind what a row gets.
+            num_tokens: [num_active] that each gets: accepted drafts and one more.
+            num_drafts: [num_active] that were verified for each.
+        """
+        self.num_output[self.num_paused : self.num_live] += num_tokens.astype(np.int32)
+        self.log.append(self.active_requests(), tokens, (num_drafts, num_tokens - 1))
+
     def add(
         self,
         request: Request,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,54 +11,78 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from engine.request import Request
+    from engine.request import Held, Request
 
 MOST_STEPS = 64
 """Kept before they are handed over, so that handing over never takes long."""
 
 
 class TokenLog:
-    """Tokens of steps in which each of the same requests got one.
+    """Tokens of steps in which each of the same requests got some, one without drafts.
 
     Appending to hundreds of lists at every step visits memory all over the heap, which costs more than all else that
-    resolve does; the log takes one array a step. ``Request.output_ids`` hands over first, so nobody sees a difference.
+    resolve does; the log takes one array a step. ``Request.output_ids`` hands over first, as do the counts of a
+    request's drafts, so nobody sees a difference.
     """
 
     def __init__(self) -> None:
-        self._held: _Held | None = None
+        self._waiting: _Waiting | None = None
 
-    def append(self, requests: list[Request], tokens: NDArray[np.int64]) -> None:
-        """Note token i for request i; the requests are those of the last call, or the log was handed over since.
+    def append(
+        self,
+        requests: list[Request],
+        tokens: NDArray[np.int64],
+        drafts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+    ) -> None:
+        """Note tokens i for request i; the requests are those of the last call, or the log was handed over since.
 
         Args:
             requests: Not to be changed before the next :meth:`hand_over`.
-            tokens: [n], copied.
+            tokens: [n], or [n, W] with -1 behind what a request gets; copied.
+            drafts: [n] and [n], that were verified for each, and of those the ones accepted; copied.
         """
-        if self._held is not None and len(self._held.steps) == MOST_STEPS:
+        if self._waiting is not None and len(self._waiting.steps) == MOST_STEPS:
             self.hand_over()
-        if self._held is None:
-            self._held = _Held(requests, [])
-        assert requests is self._held.requests, "hand over before rows change"
-        self._held.steps.append(tokens.copy())
+        if self._waiting is None:
+            self._waiting = _Waiting(requests, [], np.zeros((2, len(requests)), dtype=np.int64))
+        assert requests is self._waiting.requests, "hand over before rows change"
+        self._waiting.steps.append(tokens.copy())
+        if drafts is not None:
+            self._waiting.drafts[0] += drafts[0]
+            self._waiting.drafts[1] += drafts[1]
 
     def hand_over(self) -> None:
         """Give every request its tokens; what an interrupt stops, the next call completes."""
-        held = self._held
-        if held is None:
+        waiting = self._waiting
+        if waiting is None:
             return
-        if held.starts is None:
-            held.starts = [request.num_taken for request in held.requests]
-        tokens = np.stack(held.steps, axis=1).tolist()
-        for request, start, its_tokens in zip(held.requests, held.starts, tokens, strict=True):
-            request.take(its_tokens, start)
-        self._held = None
+        if waiting.starts is None:
+            waiting.starts = [request.held for request in waiting.requests]
+        drafts = zip(*waiting.drafts.tolist(), strict=True)
+        for request, tokens, its_drafts, start in zip(
+            waiting.requests, waiting.tokens(), drafts, waiting.starts, strict=True
+        ):
+            request.take(tokens, its_drafts, start)
+        self._waiting = None
 
 
 @dataclass(slots=True)
-class _Held:
+class _Waiting:
     """What waits; it goes as a whole."""
 
     requests: list[Request]
     steps: list[NDArray[np.int64]]
-    starts: list[int] | None = None
-    """Once handing over has begun: where each request's tokens belong."""
+    drafts: NDArray[np.int64]
+    """[2, n] verified ones, and those accepted of them."""
+    starts: list[Held] | None = None
+    """Once handing over has begun: what each request had."""
+
+    def tokens(self) -> Iterable[list[int]]:
+        """Of each request."""
+        if all(step.ndim == 1 for step in self.steps):
+            each: list[list[int]] = np.stack(self.steps, axis=1).tolist()
+            return each
+        drawn = np.concatenate([step if step.ndim == 2 else step[:, None] for step in self.steps], axis=1)
+        given = drawn >= 0
+        every, ends = drawn[given].tolist(), np.cumsum(given.sum(1)).tolist()
+        return (every[begin:end] for begin, end in itertools.pairwise([0, *ends]))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.config import ResolvedConfig
 from engine.counters import Counters
 from engine.request import Request, RequestState
-from engine.resolution import commit_prompts, end_of, fail, first_token, logprobs_of
+from engine.resolution import commit_prompts, end_of, fail, first_token, logprobs_of, needs_a_closer_look
 from engine.speculative import Verified
 from engine.table import RequestTable
 
@@ -45,28 +45,69 @@ def commit_verified(
     iteration: Iteration,
     resolved: ResolvedConfig,
     counters: Counters,
+    *,
+    has_aborts: bool,
 ) -> None:
-    """Give each row's drawn tokens to its request, up to the first that ends it; what is behind that is nobody's."""
-    now_ns = time.perf_counter_ns()
-    num_tokens = verified.buffers.accepted_view[: verified.num_rows] + 1
-    tokens = [step.ints_view[0, : verified.num_rows].tolist() for step in verified.buffers.steps]
-    bad = np.stack([step.ints_view[1, : verified.num_rows] for step in verified.buffers.steps])
-    for i in range(verified.num_rows):
-        row = verified.first_row + i
-        request = table.requests[row]
-        if request is None or table.key[row] != verified.keys[i] or request.abort_requested:
-            continue  # after an abort no token is given
-        count = int(num_tokens[i])
-        drawn = [step[i] for step in tokens[:count]]
-        given = _commit_row(request, verified, i, drawn, bad[:count, i], iteration, resolved, now_ns)
-        table.num_output[row] += given
-        _count(request, int(verified.num_drafts[i]), count - 1, counters)
+    """Give each row's drawn tokens to its request, up to the first that ends it; what is behind that is nobody's.
+
+    As in :func:`engine.resolution.commit_results`, rows that certainly go on take their tokens without a closer look.
+    """
+    n = verified.num_rows
+    rows = slice(verified.first_row, verified.first_row + n)
+    num_tokens = verified.buffers.accepted_view[:n] + 1
+    num_given = int(num_tokens.sum())
+    is_steady = verified.version == table.version and n == table.num_active
+    is_given = np.arange(len(verified.buffers.steps))[:, None] < num_tokens  # no draft behind a rejected one
+    ids, bad, near = (verified.buffers.tokens_view[:, kind, :n] for kind in range(3))
+    tokens = np.where(is_given, ids, -1)
+    close = needs_a_closer_look(table, rows, tokens, num_tokens, resolved.eos_token_ids)
+    if has_aborts or bad.any():
+        close[:] = True
+    if is_steady and not close.any():
+        table.add_verified(tokens.T, num_tokens, verified.num_drafts)
+        iteration.advanced = table.active_requests()
+        iteration.new_tokens += num_given
+        _count(verified.num_drafts, num_tokens - 1, counters)
+    else:
+        _commit_each(verified, table, num_tokens, close, iteration, resolved, counters)
     commit_prompts(verified.pending.plan.prompt_rows, verified.prompt_values)
-    rows = slice(verified.first_row, verified.first_row + verified.num_rows)
     table.is_prefill[rows] = table.is_fresh[rows] = False
-    counters.sampled_rows += int(num_tokens.sum())
-    for place, step in enumerate(verified.buffers.steps):  # what was drawn behind a rejected draft is nobody's
-        counters.near_boundary += int(step.ints_view[2, : verified.num_rows][place < num_tokens].sum())
+    counters.sampled_rows += num_given
+    if near.any():
+        counters.near_boundary += int(near[is_given].sum())
+
+
+def _commit_each(
+    verified: Verified,
+    table: RequestTable,
+    num_tokens: NDArray[np.int64],
+    close: NDArray[np.bool_],
+    iteration: Iteration,
+    resolved: ResolvedConfig,
+    counters: Counters,
+) -> None:
+    """Rows one by one; those that are not ``close`` take their tokens and no more."""
+    now_ns = time.perf_counter_ns()
+    n, first = verified.num_rows, verified.first_row
+    drawn, bad = (verified.buffers.tokens_view[:, kind, :n].T.tolist() for kind in range(2))
+    is_owned = table.key[first : first + n] == verified.keys
+    for i in np.flatnonzero(is_owned).tolist():
+        request = table.requests[first + i]
+        if request is None or request.abort_requested:
+            is_owned[i] = False  # after an abort no token is given
+            continue
+        count, num_drafts = int(num_tokens[i]), int(verified.num_drafts[i])
+        tokens = drawn[i][:count]
+        if close[i]:
+            count_given = _commit_row(request, verified, i, tokens, bad[i], iteration, resolved, now_ns)
+        else:
+            request.output_ids.extend(tokens)
+            iteration.advanced.append(request)
+            iteration.new_tokens += count
+            count_given = count
+        table.num_output[first + i] += count_given
+        request.note_drafts(num_drafts, count - 1)
+    _count(verified.num_drafts[is_owned], num_tokens[is_owned] - 1, counters)
 
 
 def _commit_row(
@@ -74,7 +115,7 @@ def _commit_row(
     verified: Verified,
     index: int,
     drawn: list[int],
-    bad: NDArray[np.int64],
+    bad: list[int],
     iteration: Iteration,
     resolved: ResolvedConfig,
     now_ns: int,
@@ -107,10 +148,9 @@ def _commit_row(
     return given
 
 
-def _count(request: Request, num_drafts: int, accepted: int, counters: Counters) -> None:
+def _count(num_drafts: NDArray[np.int64], accepted: NDArray[np.int64], counters: Counters) -> None:
     """Acceptance by position: of those proposed at a place, how many were borne out."""
-    for place in range(num_drafts):
-        counters.drafts_proposed[place] += 1
-        counters.drafts_accepted[place] += place < accepted
-    request.num_drafted += num_drafts
-    request.num_accepted += accepted
+    with_drafts, with_accepted = np.bincount(num_drafts).tolist(), np.bincount(accepted).tolist()
+    for place in range(len(with_drafts) - 1):
+        counters.drafts_proposed[place] += sum(with_drafts[place + 1 :])
+        counters.drafts_accepted[place] += sum(with_accepted[place + 1 :])

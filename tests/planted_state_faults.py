@@ -118,13 +118,27 @@ def blocks_for_one_token_a_step(patch: Patch) -> None:
 
 
 def acceptance_counted_from_place_one(patch: Patch) -> None:
-    def count(real: Any, request: Any, num_drafts: int, accepted: int, counters: Any) -> None:
-        real(request, num_drafts, accepted, counters)
-        if num_drafts:
-            counters.drafts_accepted[num_drafts - 1] += accepted > 0
-            counters.drafts_accepted[0] -= accepted > 0
+    def count(real: Any, num_drafts: Any, accepted: Any, counters: Any) -> None:
+        real(num_drafts, accepted, counters)
+        if num_drafts.any():
+            counters.drafts_accepted[int(num_drafts.max()) - 1] += int((accepted > 0).sum())
+            counters.drafts_accepted[0] -= int((accepted > 0).sum())
 
     wrap(patch, verification_module, "_count", count)
+
+
+def ends_looked_for_at_the_first_token(patch: Patch) -> None:
+    def look(real: Any, table: Any, rows: Any, tokens: Any, num_tokens: Any, eos: Any) -> Any:
+        return real(table, rows, tokens[0], 1, eos)
+
+    wrap(patch, verification_module, "needs_a_closer_look", look)
+
+
+def verification_staged_for_another_batch(patch: Patch) -> None:
+    def key(pending: Any, table: Any, first: int, end: int) -> Any:
+        return (end - first,)
+
+    patch.setattr(Speculator, "_staged_key", staticmethod(key))
 
 
 def lengths_do_not_move_on_the_device(patch: Patch) -> None:
@@ -414,6 +428,8 @@ REWINDS = [
     Fault("log probabilities of another token", log_probabilities_of_the_first_token_for_all, DRAFTS),
     Fault("blocks for one token a step", blocks_for_one_token_a_step, DRAFTS),
     Fault("acceptance counted from place one", acceptance_counted_from_place_one, DRAFTS),
+    Fault("ends looked for at the first token", ends_looked_for_at_the_first_token, DRAFTS),
+    Fault("verification staged for another batch", verification_staged_for_another_batch, DRAFTS),
     Fault("lengths do not move on the device", lengths_do_not_move_on_the_device, DRAFTS),
 ]
 STATES_FAULTS = [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -77,18 +79,18 @@ class TestTokenLog:
         for step in range(steps):
             table.add_tokens(np.array([step]))
 
-        assert table.log._held is not None
-        assert len(table.log._held.steps) <= MOST_STEPS
+        assert table.log._waiting is not None
+        assert len(table.log._waiting.steps) <= MOST_STEPS
         assert requests[0].output_ids == list(range(steps))
 
     def test_an_interrupt_while_handing_over_loses_and_doubles_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         table, requests = table_of(3)
         table.add_tokens(np.array([10, 20, 30]))
-        table.add_tokens(np.array([11, 21, 31]))
+        table.add_verified(np.array([[11], [21], [31]]), np.array([1, 1, 1]), np.array([2, 2, 2]))
         take, calls = Request.take, []
 
-        def interrupted(self: Request, tokens: list[int], start: int) -> None:
-            take(self, tokens, start)
+        def interrupted(self: Request, *args: Any) -> None:
+            take(self, *args)
             calls.append(self)
             if len(calls) == 2:
                 raise KeyboardInterrupt
@@ -98,6 +100,34 @@ class TestTokenLog:
             table.log.hand_over()
 
         assert [request.output_ids for request in requests] == [[10, 11], [20, 21], [30, 31]]
+        assert [(request.num_drafted, request.num_accepted) for request in requests] == [(2, 0)] * 3
+
+    def test_of_verified_rows_it_keeps_as_many_as_each_got_and_counts_their_drafts(self) -> None:
+        table, requests = table_of(3)
+        table.add_verified(np.array([[1, 2, 3], [4, -1, -1], [5, 6, -1]]), np.array([3, 1, 2]), np.array([2, 2, 2]))
+        table.add_tokens(np.array([7, 8, 9]))
+        table.add_verified(np.array([[10, -1], [11, 12], [13, -1]]), np.array([1, 2, 1]), np.array([1, 1, 0]))
+
+        assert [request.num_drafted for request in requests] == [3, 3, 2]
+        assert [request.num_accepted for request in requests] == [2, 1, 1]
+        assert [one.output_ids for one in requests] == [[1, 2, 3, 7, 10], [4, 8, 11, 12], [5, 6, 9, 13]]
+        assert table.num_output[:3].tolist() == [5, 4, 4]
+
+    def test_of_no_rows_it_keeps_nothing(self) -> None:
+        table, _ = table_of(0)
+        nothing = np.zeros(0, dtype=np.int64)
+        table.add_verified(np.zeros((0, 3), dtype=np.int64), nothing, nothing)
+        table.log.hand_over()
+
+        assert table.num_live == 0
+
+    def test_drafts_noted_after_a_look_are_added(self) -> None:
+        table, requests = table_of(1)
+        table.add_verified(np.array([[1, 2]]), np.array([2]), np.array([1]))
+        requests[0].note_drafts(3, 2)
+        table.add_verified(np.array([[3, -1]]), np.array([1]), np.array([1]))
+
+        assert (requests[0].num_drafted, requests[0].num_accepted) == (5, 3)
 
     def test_a_reset_leaves_requests_what_they_had(self) -> None:
         table, requests = table_of(2)
