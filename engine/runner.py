@@ -560,6 +560,7 @@ class Runner:
             counts_lengths=self.counts_lengths,
             states=self.state_options,
             routing=self._routing,
+            layout=self._layer_states,
         )
 
     def _replay_work(self, plan: Plan, logits: Logits) -> Callable[[], None]:

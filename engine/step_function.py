@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -61,6 +61,7 @@ class StepFunction:
         counts_lengths: bool = False,
         states: StateOptions = PLAIN_STATES,
         routing: RoutingReplayMode | None = None,
+        layout: Sequence[LayerState] | None = None,
     ) -> None:
         """See the class.
 
@@ -74,6 +75,7 @@ class StepFunction:
                 device; what is staged of it is what the host knows, which may be a bound.
             states: How recurrent states are kept.
             routing: As the option ``routing_replay``.
+            layout: Of the model's :func:`layer_states` for these arguments, if it is known: that takes some 40 µs.
         """
         self._model = model
         self._num_drafts = num_drafts
@@ -84,7 +86,8 @@ class StepFunction:
         self._routing = routing
         self.key = (block_size, shape, num_drafts, counts_lengths, states, getattr(model, "ranks_name", None), routing)
         """Tells one traced forward of a model from another, next to its inputs' shapes."""
-        layout = layer_states(model, num_drafts, states, keeps_routing=routing is not None)
+        if layout is None:
+            layout = layer_states(model, num_drafts, states, keeps_routing=routing is not None)
         self._replays = states.replay_width > 0 and has_slots(layout)
         self._model_shape = shape.for_model(replays=self._replays)
         self._tensors_a_layer = [len(state.shapes) for state in layout]
@@ -131,8 +134,7 @@ class StepFunction:
 
         ``before_T`` is where the hidden states that each of them goes on from lie.
         """
-        model = self._model
-        assert isinstance(model, DraftingModel)
+        model = cast(DraftingModel, self._model)  # or it has no layout
         logits, hidden_TE = model.forward_hidden(batch, caches)
         for head in range(self._num_drafts):
             (states,), cache = head_caches[2 * head : 2 * head + 2]
