@@ -241,7 +241,7 @@ LEGAL_MOVES: dict[RequestState, frozenset[RequestState]] = {
 
 
 class Held(NamedTuple):
-    """Of a request."""
+    """What a request has got so far."""
 
     num_tokens: int
     num_drafted: int

@@ -36,8 +36,8 @@ from engine.sampling.base import RowColumns, Sampler, SamplingNeeds
 from engine.staging import Field, HostSlab, Slab
 from engine.table import RequestTable
 
-_StagedKey = tuple[int, int, int, BatchShape, BatchDimensions, bytes]
-"""Version of the table, its first row and the end, shape and size of the forward, and where its rows stand there."""
+_StagedKey = tuple[int, int, int, int, BatchDimensions, bytes]
+"""Version of the table, its first row and the end, rows with padding, size of the forward, and where its rows stand."""
 
 
 @dataclass(slots=True)
@@ -156,7 +156,7 @@ class Speculator:
         fields += [Field(name, (config.max_requests,), torch.int64) for name in ("num_drafts", "row")]
         self.index_slab = Slab(device, fields)
         self._staged: tuple[_StagedKey, NDArray[np.int64]] | None = None
-        """What the slab holds on the device, and the drafts of each row, [n]; not to be changed."""
+        """What the slab holds on the device, and how many drafts each row has, [n]; not to be changed."""
         rows = config.max_requests
         self._buffers = tuple(VerifyBuffers(device, rows, self._width) for _ in range(2))
         self._next = 0
@@ -225,7 +225,8 @@ class Speculator:
 
     @staticmethod
     def _staged_key(pending: PendingForward, table: RequestTable, first: int, end: int) -> _StagedKey:
-        return (table.version, first, end, pending.plan.shape, pending.dims, pending.table_rows.tobytes())
+        padded = pending.plan.shape.num_decode
+        return (table.version, first, end, padded, pending.dims, pending.table_rows.tobytes())
 
     def _stage(self, pending: PendingForward, first: int, end: int) -> tuple[HostSlab, NDArray[np.int64]]:
         """The logits rows of each table row, one a token, and how many drafts it has; the device keeps them."""

@@ -303,7 +303,7 @@ class RequestTable:
     def reset(self) -> None:
         """Every row is free."""
         self.log.hand_over()
-        for row in range(self.num_live):
+        for row in range(min(self.num_live + 1, self.max_requests)):  # an interrupt may have left one half entered
             request = self.requests[row]
             if request is not None:
                 request.row = request.token_log = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +15,9 @@ from engine.errors import ConfigError, IterationFailedError, MidIterationError
 from engine.invariants import check_idle
 from engine.phases import Order, Phase
 from engine.policy import never_overlap, prefer_overlap
-from engine.request import RequestState, SamplingParams
+from engine.request import Request, RequestState, SamplingParams
 from engine.staging import Slab
+from engine.table import RequestTable
 from tests.oracle_world import PlantedError, World, oracle_engine, random_params, random_prompt
 from tests.random_schedules import ORDERS, PHASES
 
@@ -360,6 +362,24 @@ class TestFailure:
                 world.step()
         with pytest.raises(IterationFailedError):
             world.step()
+        world.engine.recover()
+        world.drain()
+
+    def test_in_mid_entry_leaves_no_row_half_filled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A row is entered column by column, and counted as live behind that; free rows keep nothing (I3)."""
+        world = busy_world(Order.OVERLAP)
+        world.submit([7, 8, 9], SamplingParams(max_tokens=4, seed=9, ignore_eos=True))
+        get: Callable[[Request], list[int]] = Request.output_ids.fget  # type: ignore[attr-defined]
+
+        def interrupted(request: Request) -> list[int]:
+            if sys._getframe(1).f_code is RequestTable.add.__code__:
+                raise KeyboardInterrupt
+            return get(request)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Request, "output_ids", property(interrupted))
+            with pytest.raises(KeyboardInterrupt):
+                world.drain()
         world.engine.recover()
         world.drain()
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from functools import cache
 from itertools import product
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from engine.batch import BatchShape
 from engine.controller import Border
-from engine.errors import ConfigError
+from engine.errors import ConfigError, DeviceError
 from engine.models.oracle import Skill
 from engine.phases import Order, Phase
 from engine.request import SamplingParams
+from engine.speculative import Speculator
 from tests.bug_kind_world import MODES
 from tests.drafting_world import GREEDY, PLAIN, RICH, SETTINGS, DraftingWorld, all_foreseen, prompt_of, times_met
 from tests.oracle_reference import PIECES, expected_output
@@ -298,8 +301,9 @@ class TestEnds:
 
             world.on_border = look
             for salt in range(3):
-                world.submit(prompt_of(5, salt), PLAIN.replace(max_tokens=6, seed=salt))
+                world.submit(prompt_of(5, salt), PLAIN.replace(max_tokens=6 + 5 * (salt == 2), seed=salt))
             world.drain()
+            check_counts_agree(world)
             if seen <= at:
                 break
             at += 1
@@ -530,6 +534,106 @@ class TestFailures:
                     world.engine.recover()
                 world.drain()
         assert failed > 2
+
+    @pytest.mark.parametrize("device", ["inline", "cpu"])
+    @pytest.mark.parametrize("when", [1, 2, 3])
+    def test_of_device_work_leave_nothing_behind_that_was_never_sent(
+        self, device: str, when: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """On threads the host launches a verification before it hears of it; its inputs are not sent any more."""
+        world = DraftingWorld(2, skill="right", device=device, overlap_admission=False, late_rewind=False)
+        model = world.engine.loaded.model
+        forward, calls = type(model).forward_hidden, 0  # type: ignore[attr-defined]
+
+        def broken(*inputs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == when:
+                raise RuntimeError("planted")
+            return forward(model, *inputs)
+
+        monkeypatch.setattr(model, "forward_hidden", broken)
+        for salt in range(2):
+            world.submit(prompt_of(5, salt), PLAIN.replace(seed=salt, max_tokens=20))
+        failed = 0
+        while world.engine.has_unfinished():
+            try:
+                world.step()
+            except (RuntimeError, DeviceError):
+                failed += 1
+                world.engine.recover()
+        world.drain()
+
+        assert failed == 1
+
+
+class TestStaging:
+    """What a verification reads is sent when it changes."""
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_follows_forwards_of_the_same_rows_of_which_fewer_read_prompts(self, mode: str) -> None:
+        """Captured sizes hold chunks and decode rows in one shape, so only their numbers tell forwards apart."""
+        for seed in range(8):
+            rng = random.Random(seed)
+            world = DraftingWorld(
+                3,
+                skill="right",
+                mode=mode,
+                graphs=(4, 16, 32),
+                graph_all_prefills=True,
+                chunked_prefill=True,
+                max_batch_tokens=32,
+                max_sequence_length=40,
+                max_requests=4,
+                late_rewind=False,
+            )
+            for _ in range(30):
+                if len(world.live_ids) < 4 and rng.random() < 0.7:
+                    prompt = prompt_of(rng.choice([2, 20, 33, 36]), rng.randrange(60))
+                    world.submit(prompt, PLAIN.replace(seed=seed, max_tokens=rng.randint(2, 20)))
+                world.step()
+            world.drain()
+            assert world.engine.counters.drafts_accepted.total() > 0
+
+    @pytest.mark.parametrize("at", [2, 5, 8])
+    def test_is_done_anew_behind_a_capture(self, at: int) -> None:
+        world = DraftingWorld(3, skill="wrong", graphs=(4, 16), max_sequence_length=40)
+        for salt in range(2):
+            world.submit(prompt_of(5, salt), PLAIN.replace(seed=salt, max_tokens=25))
+        for _ in range(at):
+            world.step()
+        speculator = world.engine.runner.speculator
+        assert speculator is not None
+        shape = BatchShape(num_tokens=16, num_decode=4, num_prefill=0, max_query_len=0, num_kv_blocks=4, decode_width=4)
+        speculator._stage_nobody(shape)
+
+        world.drain()
+
+    def test_is_not_done_anew_while_the_same_rows_decode(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        world = DraftingWorld(2, skill="right")
+        for salt in range(2):
+            world.submit(prompt_of(5, salt), PLAIN.replace(seed=salt, max_tokens=25))
+        for _ in range(4):
+            world.step()
+        staged, stage = 0, Speculator._stage
+
+        def counted(self: Speculator, *args: Any) -> Any:
+            nonlocal staged
+            staged += 1
+            return stage(self, *args)
+
+        monkeypatch.setattr(Speculator, "_stage", counted)
+        for _ in range(3):
+            world.step()
+
+        assert staged == 0
+
+
+def check_counts_agree(world: DraftingWorld) -> None:
+    """Of the engine and of its requests."""
+    counters, requests = world.engine.counters, world.requests.values()
+    assert sum(request.num_drafted for request in requests) == counters.drafts_proposed.total()
+    assert sum(request.num_accepted for request in requests) == counters.drafts_accepted.total()
 
 
 class TestCounters:

@@ -117,9 +117,11 @@ class TestTokenLog:
         table, _ = table_of(0)
         nothing = np.zeros(0, dtype=np.int64)
         table.add_verified(np.zeros((0, 3), dtype=np.int64), nothing, nothing)
-        table.log.hand_over()
+        newcomer = table_of(1)[1][0]
+        table.add(newcomer, np.array([0], dtype=np.int32), prefill_len=2)
+        table.add_tokens(np.array([4]))
 
-        assert table.num_live == 0
+        assert newcomer.output_ids == [4]
 
     def test_drafts_noted_after_a_look_are_added(self) -> None:
         table, requests = table_of(1)
