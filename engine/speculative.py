@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from engine.batch import BatchDimensions, BatchShape
+from engine.batch import BatchShape
 from engine.columns import LAST_TOKEN, POSITION, DeviceColumns
 from engine.config import ResolvedConfig
 from engine.device import Device, Event, Work
@@ -35,9 +35,6 @@ from engine.sample_launcher import Launch, fetch_prompts, sample_prompts
 from engine.sampling.base import RowColumns, Sampler, SamplingNeeds
 from engine.staging import Field, HostSlab, Slab
 from engine.table import RequestTable
-
-_StagedKey = tuple[int, int, int, int, BatchDimensions, bytes]
-"""Version of the table, its first row and the end, rows with padding, size of the forward, and where its rows stand."""
 
 
 @dataclass(slots=True)
@@ -155,8 +152,6 @@ class Speculator:
         fields = [Field("logits_row", (config.max_requests, self._width), torch.int64)]
         fields += [Field(name, (config.max_requests,), torch.int64) for name in ("num_drafts", "row")]
         self.index_slab = Slab(device, fields)
-        self._staged: tuple[_StagedKey, NDArray[np.int64]] | None = None
-        """What the slab holds on the device, and how many drafts each row has, [n]; not to be changed."""
         rows = config.max_requests
         self._buffers = tuple(VerifyBuffers(device, rows, self._width) for _ in range(2))
         self._next = 0
@@ -170,13 +165,7 @@ class Speculator:
         """Draw from the pending logits and start the copies; returns at once. Partial rows are left out."""
         first, end = table.num_paused, table.num_paused + pending.num_sampled
         needs, _ = self._sampling_needs(table, first, end)
-        key = self._staged_key(pending, table, first, end)
-        half = None
-        if self._staged is not None and self._staged[0] == key:
-            num_drafts = self._staged[1]
-        else:
-            self._staged = None
-            half, num_drafts = self._stage(pending, first, end)
+        half, num_drafts = self._stage(pending, first, end)
         number, buffers = self._next, self._buffers[self._next]
         self._next ^= 1
         if needs.num_logprobs is not None:
@@ -189,11 +178,8 @@ class Speculator:
         if needs.is_plain and pending.logits.in_graph:
             graph = self._verify_graphs.get((pending.plan.shape, needs.all_greedy, number))
         work = graph or partial(self._verify, pending, first, end, needs, buffers, values)
-        self._launch(compute, "verify", work if half is None else lambda: (half.upload(), work()))
-        verified = compute.record()
-        if half is not None:
-            half.copied = verified
-            self._staged = (key, num_drafts)
+        self._launch(compute, "verify", lambda: (half.upload(), work()))
+        verified = half.copied = compute.record()
         copy.wait_for(verified)
         self._launch(copy, "fetch_accepted", buffers.fetch_accepted)
         accepted_ready = copy.record()
@@ -223,13 +209,8 @@ class Speculator:
             self._needs = (key, both)
         return self._needs[1]
 
-    @staticmethod
-    def _staged_key(pending: PendingForward, table: RequestTable, first: int, end: int) -> _StagedKey:
-        padded = pending.plan.shape.num_decode
-        return (table.version, first, end, padded, pending.dims, pending.table_rows.tobytes())
-
     def _stage(self, pending: PendingForward, first: int, end: int) -> tuple[HostSlab, NDArray[np.int64]]:
-        """The logits rows of each table row, one a token, and how many drafts it has; the device keeps them."""
+        """The logits rows of each table row, one a token, and how many drafts it has."""
         rows, width, num_decode = pending.table_rows, self._width, pending.dims.num_decode
         half, padded = self.index_slab.acquire(), max(end - first, pending.plan.shape.num_decode)
         half.fields["logits_row"][:padded] = half.fields["num_drafts"][:padded] = 0
@@ -403,7 +384,6 @@ class Speculator:
             self._draft_graphs[shape, is_greedy] = self._captured_draft(shape, needs, caches)
 
     def _stage_nobody(self, shape: BatchShape) -> None:
-        self._staged = None
         half = self.index_slab.acquire()
         for name, value in (("logits_row", 0), ("num_drafts", 0), ("row", self.columns.dummy_row)):
             half.fields[name][: shape.num_decode] = value

@@ -134,13 +134,6 @@ def ends_looked_for_at_the_first_token(patch: Patch) -> None:
     wrap(patch, verification_module, "needs_a_closer_look", look)
 
 
-def verification_staged_for_another_batch(patch: Patch) -> None:
-    def key(pending: Any, table: Any, first: int, end: int) -> Any:
-        return (end - first,)
-
-    patch.setattr(Speculator, "_staged_key", staticmethod(key))
-
-
 def lengths_do_not_move_on_the_device(patch: Patch) -> None:
     def columns(real: Any, self: DeviceColumns) -> Any:
         return [column for column in real(self) if column is not self.length]
@@ -429,7 +422,6 @@ REWINDS = [
     Fault("blocks for one token a step", blocks_for_one_token_a_step, DRAFTS),
     Fault("acceptance counted from place one", acceptance_counted_from_place_one, DRAFTS),
     Fault("ends looked for at the first token", ends_looked_for_at_the_first_token, DRAFTS),
-    Fault("verification staged for another batch", verification_staged_for_another_batch, DRAFTS),
     Fault("lengths do not move on the device", lengths_do_not_move_on_the_device, DRAFTS),
 ]
 STATES_FAULTS = [

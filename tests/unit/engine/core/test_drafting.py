@@ -14,13 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from engine.batch import BatchShape
 from engine.controller import Border
 from engine.errors import ConfigError, DeviceError
 from engine.models.oracle import Skill
 from engine.phases import Order, Phase
 from engine.request import SamplingParams
-from engine.speculative import Speculator
 from tests.bug_kind_world import MODES
 from tests.drafting_world import GREEDY, PLAIN, RICH, SETTINGS, DraftingWorld, all_foreseen, prompt_of, times_met
 from tests.oracle_reference import PIECES, expected_output
@@ -567,12 +565,10 @@ class TestFailures:
         assert failed == 1
 
 
-class TestStaging:
-    """What a verification reads is sent when it changes."""
-
+class TestCapturedSizes:
     @pytest.mark.parametrize("mode", MODES)
-    def test_follows_forwards_of_the_same_rows_of_which_fewer_read_prompts(self, mode: str) -> None:
-        """Captured sizes hold chunks and decode rows in one shape, so only their numbers tell forwards apart."""
+    def test_hold_chunks_beside_rows_of_drafts(self, mode: str) -> None:
+        """In one shape, so only their numbers tell two forwards of the same rows apart."""
         for seed in range(8):
             rng = random.Random(seed)
             world = DraftingWorld(
@@ -594,39 +590,6 @@ class TestStaging:
                 world.step()
             world.drain()
             assert world.engine.counters.drafts_accepted.total() > 0
-
-    @pytest.mark.parametrize("at", [2, 5, 8])
-    def test_is_done_anew_behind_a_capture(self, at: int) -> None:
-        world = DraftingWorld(3, skill="wrong", graphs=(4, 16), max_sequence_length=40)
-        for salt in range(2):
-            world.submit(prompt_of(5, salt), PLAIN.replace(seed=salt, max_tokens=25))
-        for _ in range(at):
-            world.step()
-        speculator = world.engine.runner.speculator
-        assert speculator is not None
-        shape = BatchShape(num_tokens=16, num_decode=4, num_prefill=0, max_query_len=0, num_kv_blocks=4, decode_width=4)
-        speculator._stage_nobody(shape)
-
-        world.drain()
-
-    def test_is_not_done_anew_while_the_same_rows_decode(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        world = DraftingWorld(2, skill="right")
-        for salt in range(2):
-            world.submit(prompt_of(5, salt), PLAIN.replace(seed=salt, max_tokens=25))
-        for _ in range(4):
-            world.step()
-        staged, stage = 0, Speculator._stage
-
-        def counted(self: Speculator, *args: Any) -> Any:
-            nonlocal staged
-            staged += 1
-            return stage(self, *args)
-
-        monkeypatch.setattr(Speculator, "_stage", counted)
-        for _ in range(3):
-            world.step()
-
-        assert staged == 0
 
 
 def check_counts_agree(world: DraftingWorld) -> None:
