@@ -54,7 +54,7 @@ def drawn_tokens(iteration: Iteration) -> dict[int, list[int]]:
     """
     verified, sampled = iteration.verified, iteration.sampled
     if verified is not None:
-        steps = np.stack([step.ints_view[0, : verified.num_rows] for step in verified.buffers.steps], axis=1).tolist()
+        steps = verified.buffers.tokens_view[:, 0, : verified.num_rows].T.tolist()
         counts = (verified.buffers.accepted_view[: verified.num_rows] + 1).tolist()
         return {verified.first_row + i: steps[i][:count] for i, count in enumerate(counts)}
     if sampled is not None:

@@ -64,7 +64,7 @@ def _check_drafts(engine: Engine, verified: Verified) -> None:
     if engine.device.kind != "inline" or columns.drafts is None:
         return
     foreseen = columns.drafts[first : first + verified.num_rows].tolist()
-    steps = [step.ints_view[:2, : verified.num_rows].tolist() for step in verified.buffers.steps]
+    steps = verified.buffers.tokens_view[:, :2, : verified.num_rows].tolist()
     for i, count in enumerate(verified.buffers.accepted_view[: verified.num_rows].tolist()):
         right = 0
         while right < proposed[i] and steps[right][0][i] == foreseen[i][right] and not steps[right][1][i]:

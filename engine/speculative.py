@@ -101,13 +101,14 @@ class VerifyBuffers:
         )
         """[W, 4, R] token id, bad, near boundary, draft in its place: what is fetched of plain rows, in one piece."""
         self.tokens_view = self.tokens[1].numpy()
+        """The same on the host; a step's ``ints_view`` is the part of its place."""
         self.results = self.tokens[0][:, :3]
         self.foreseen = self.tokens[0][:-1, 3]
         """[W - 1, R] verified drafts, whatever a row without any has there."""
         self.foreseen_view = self.tokens_view[:-1, 3]
         for i, step in enumerate(self.steps):
             step.ints = (self.tokens[0][i], self.tokens[1][i])
-            step.ints_view = step.ints[1].numpy()
+            step.ints_view = self.tokens_view[i]
         self.accepted = (device.zeros(max_requests, torch.int64), device.host(max_requests, torch.int64))
         self.accepted_view = self.accepted[1].numpy()
 

@@ -57,8 +57,8 @@ def commit_verified(
     num_tokens = verified.buffers.accepted_view[:n] + 1
     num_given = int(num_tokens.sum())
     is_steady = verified.version == table.version and n == table.num_active
-    is_given = np.arange(len(verified.buffers.steps))[:, None] < num_tokens  # no draft behind a rejected one
     ids, bad, near = (verified.buffers.tokens_view[:, kind, :n] for kind in range(3))
+    is_given = np.arange(len(ids))[:, None] < num_tokens  # no draft behind a rejected one
     tokens = np.where(is_given, ids, -1)
     close = needs_a_closer_look(table, rows, tokens, num_tokens, resolved.eos_token_ids)
     if has_aborts or bad.any():

@@ -132,8 +132,6 @@ class TestDeviceTimes:
         assert spans
         assert bound_ns is not None
         assert 0 < bound_ns < median(record.duration_ns for record in records), "it does not tell iterations apart"
-        # A short one may seem to end before its launch, by as much as the clocks are apart; then it has no length.
-        assert sum(span.end_ns > span.start_ns for span in spans) > 0.9 * len(spans)
         for span in spans:
-            assert span.end_ns >= span.start_ns
+            assert span.end_ns > span.start_ns
             assert span.start_ns > begins[span.iteration] - bound_ns
